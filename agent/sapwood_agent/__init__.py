@@ -1,0 +1,1 @@
+"""The agent harness: an append-only loop over an OpenAI-compatible endpoint."""

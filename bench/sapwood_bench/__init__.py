@@ -1,0 +1,1 @@
+"""Workloads, replays and reports that measure the server."""

@@ -1,0 +1,1 @@
+"""HTTP routes, wire types, SSE, authentication and metrics."""

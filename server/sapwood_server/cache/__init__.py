@@ -1,0 +1,1 @@
+"""Pages, the prefix tree and eviction; page ids only, no torch."""

@@ -1,0 +1,1 @@
+"""Messages to token ids and token bytes to text; no torch."""

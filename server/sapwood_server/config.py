@@ -1,0 +1,96 @@
+"""The server's frozen configuration. Command-line flags derive from its fields: one place for each name and default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sapwood_server.errors import StartupError
+
+DEMO_MODEL = "smollm2-135m"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+PAGE_SIZES = (16, 32, 64)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """`"1073741824"`, `"1GiB"`, `"512 MB"` -> bytes. Raises StartupError that quotes the text."""
+    stripped = text.strip().lower()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyz").strip()
+    unit = stripped[len(stripped.rstrip("abcdefghijklmnopqrstuvwxyz")) :]
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise StartupError(f"not a size in bytes: {text!r} (accepted: a positive number, alone or with KiB, MiB, GiB, KB, MB, GB)")
+    return size
+
+
+def _option(default: Any, text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything a server can be told. Checked on construction; a bad value raises StartupError.
+
+    Flag of a field: `--` and its name with dashes; `metadata["flag"]` where the field's traditional flag differs.
+    """
+
+    model: str = _option(DEMO_MODEL, "A folder, a .gguf file, a hub id, or smollm2-135m (the embedded demo model).")
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8000, "Port to listen on; 0 takes a free one.")
+    dtype: str = _option("auto", "auto, float32, bfloat16 or float16 for weights, activations and KV.")
+    device: str = _option("auto", "auto, cpu or cuda.")
+    max_model_len: int | None = _option(None, "Longest prompt + completion, in tokens; default: the model's own.")
+    max_num_seqs: int = _option(64, "Most sequences that run at once.")
+    max_batched_tokens: int | None = _option(None, "Most tokens computed in one step; default: by device and model.")
+    page_size: int = _option(16, "Tokens per KV page: 16, 32 or 64.")
+    kv_memory: str | None = _option(None, "Memory for KV pages: bytes, or with a unit as in 2GiB; default: by device.")
+    gpu_memory_utilization: float = _option(0.9, "On a GPU without --kv-memory: share of its memory to use in all.")
+    api_key: tuple[str, ...] = _option((), "Key that clients must send as a Bearer token; may be given several times.")
+    served_model_name: tuple[str, ...] = _option((), "Name(s) that requests may use for the model; several allowed.")
+    prefix_cache: bool = _option(True, "Reuse the KV of earlier tokens.", flag="--prefix-cache/--no-prefix-cache")
+    strict_max_tokens: bool = _option(False, "Refuse prompt + max_tokens over the context instead of lowering it.")
+    enable_test_hooks: bool = _option(False, "Accept forced_tokens in requests. Never on a server that others use.")
+    seed: int = _option(0, "Base seed for requests that bring none; 0 draws one at start.")
+    log_level: str = _option("info", "debug, info, warning or error.")
+
+    def __post_init__(self) -> None:
+        self._one_of("dtype", self.dtype, DTYPES)
+        self._one_of("device", self.device, DEVICES)
+        self._one_of("page-size", self.page_size, PAGE_SIZES)
+        self._one_of("log-level", self.log_level, LOG_LEVELS)
+        self._in_range("port", self.port, 0, 65535)
+        self._in_range("max-num-seqs", self.max_num_seqs, 1, 4096)
+        self._in_range("seed", self.seed, 0, 2**64 - 1)
+        for name, value in (("max-model-len", self.max_model_len), ("max-batched-tokens", self.max_batched_tokens)):
+            if value is not None:
+                self._in_range(name, value, 1, 2**31 - 1)
+        if not 0.05 <= self.gpu_memory_utilization <= 1.0:
+            raise StartupError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; accepted: 0.05 to 1.0")
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory)
+        if any(not key for key in self.api_key):
+            raise StartupError("--api-key is empty; accepted: a non-empty string")
+        if any(not name for name in self.served_model_name):
+            raise StartupError("--served-model-name is empty; accepted: a non-empty string")
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        """`kv_memory` in bytes; None where the device's default is meant."""
+        return None if self.kv_memory is None else parse_bytes(self.kv_memory)
+
+    @staticmethod
+    def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
+        if value not in accepted:
+            raise StartupError(f"--{name} is {value!r}; accepted: {', '.join(map(str, accepted))}")
+
+    @staticmethod
+    def _in_range(name: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise StartupError(f"--{name} is {value}; accepted: {low} to {high}")

@@ -1,0 +1,1 @@
+"""Scheduler, step loop, the engine process and its client."""

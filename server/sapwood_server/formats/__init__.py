@@ -1,0 +1,1 @@
+"""Token bytes, stop matching and the per-family formats; no torch."""

@@ -1,0 +1,1 @@
+"""Model configuration, weights, decoder, runner and sampler."""

@@ -1,0 +1,1 @@
+"""Plain frozen data that crosses the rooms of the server and, as msgspec structs, its wire. No torch, no behaviour."""
