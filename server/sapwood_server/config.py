@@ -26,7 +26,9 @@ def parse_bytes(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size <= 0:
-        raise StartupError(f"not a size in bytes: {text!r} (accepted: a positive number, alone or with KiB, MiB, GiB, KB, MB, GB)")
+        raise StartupError(
+            f"not a size in bytes: {text!r} (accepted: a positive number, alone or with KiB, MiB, GiB, KB, MB, GB)"
+        )
     return size
 
 

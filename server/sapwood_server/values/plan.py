@@ -19,7 +19,7 @@ class Phase(enum.Enum):
 
 
 class PageCopy(msgspec.Struct, frozen=True):
-    """Copy slots `[0, num_slots)` of page `source` to page `target`, in every layer, before the step's first KV write."""
+    """Copy slots `[0, num_slots)` of page `source` to page `target`, in every layer, before the step writes KV."""
 
     source: int
     target: int
