@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sapwood_server.errors import StartupError
+from sapwood_server.values.demo import DEMO_MODEL
 
-DEMO_MODEL = "smollm2-135m"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 PAGE_SIZES = (16, 32, 64)
