@@ -45,10 +45,24 @@ class NotFoundError(ApiError):
     type = "invalid_request_error"
 
 
+class MethodNotAllowedError(ApiError):
+    """405: the route exists, but not for this method."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
 class PayloadTooLargeError(ApiError):
     """413: the body is over the size limit."""
 
     status = 413
+    type = "invalid_request_error"
+
+
+class UnsupportedMediaTypeError(ApiError):
+    """415: the body is not declared as JSON."""
+
+    status = 415
     type = "invalid_request_error"
 
 
