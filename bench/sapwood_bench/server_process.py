@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,14 @@ def server_process(command: Sequence[str], ready: re.Pattern[str], timeout_secon
             yield RunningServer(base_url=base_url, start_seconds=time.perf_counter() - started)
         finally:
             _stop(process)
+
+
+def free_port() -> int:
+    """A loopback port that is free now, for a server that can't pick one itself."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log_path: Path, ready: re.Pattern[str], deadline: float) -> str:

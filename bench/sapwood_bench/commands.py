@@ -1,0 +1,31 @@
+"""`sapwood bench ...`: every figure in bench/RESULTS.md is made by one of these."""
+
+from __future__ import annotations
+
+import typer
+
+from sapwood_bench import drift, peers, shared_prefix, startup, ttft
+
+_MODULES = (ttft, shared_prefix, startup, peers, drift)
+_ALL = (ttft.ttft, shared_prefix.shared_prefix, startup.startup, peers.peers, drift.drift)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group."""
+    bench = typer.Typer(no_args_is_help=True, help="Measure this machine: each bench prints a table, or JSON.")
+    for module in _MODULES:
+        module.register(bench)
+    bench.command("all")(run_all)
+    app.add_typer(bench, name="bench")
+
+
+def run_all() -> None:
+    """Run every bench with its defaults, one after the other; exit with code 1 if any figure misses its target."""
+    missed = False
+    for run in _ALL:
+        try:
+            run()
+        except typer.Exit:
+            missed = True
+    if missed:
+        raise typer.Exit(1)
