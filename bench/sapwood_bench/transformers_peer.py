@@ -1,6 +1,6 @@
 """`python -m sapwood_bench.transformers_peer MODEL ROUNDS TOKENS`: transformers' `generate` on the same weights.
 
-Prints JSON. A process of its own: transformers takes seconds to import, and its memory is given back at the end. The weights are
+Prints JSON. A process of its own: its imports take seconds, and its memory is given back at the end. The weights are
 float32, dequantised as the server dequantises them; attention and KV cache are transformers' own defaults.
 """
 
