@@ -1,0 +1,49 @@
+"""Processes that are servers for as long as a block runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import urllib.request
+
+import pytest
+
+from sapwood_bench.server_process import ServerFailed, free_port, server_process
+
+READY = re.compile(r"ready at (http://\S+)")
+SERVE = """
+import http.server
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+print(f"ready at http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+"""
+
+
+def python(source: str) -> list[str]:
+    return [sys.executable, "-c", source]
+
+
+def test_a_server_answers_inside_the_block_and_is_gone_after_it() -> None:
+    with server_process(python(SERVE), READY, timeout_seconds=60) as running:
+        with urllib.request.urlopen(running.base_url) as answer:
+            assert answer.status == 200
+        assert running.start_seconds > 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(running.base_url)
+
+
+def test_a_server_that_ends_early_fails_with_its_log() -> None:
+    command = python("import sys; sys.exit('no such model: x')")
+    failure = pytest.raises(ServerFailed, match=r"ended with code 1:\nno such model: x")
+    with failure, server_process(command, READY, timeout_seconds=60):
+        pytest.fail("the block ran without a server")
+
+
+def test_a_server_that_says_nothing_is_stopped_at_the_timeout() -> None:
+    failure = pytest.raises(ServerFailed, match="was not ready in time")
+    with failure, server_process(python("import time; time.sleep(600)"), READY, timeout_seconds=0.3):
+        pytest.fail("the block ran without a server")
+
+
+def test_a_free_port_can_be_taken() -> None:
+    assert 1024 <= free_port() <= 65535
