@@ -84,9 +84,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**"})
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
         self.filters["_metered"] = _Metered
         self.globals["raise_exception"] = _raise_exception
@@ -158,5 +156,3 @@ def _result_size(operator: str, left: Any, right: Any) -> int:
 def _int_size(operator: str, left: int, right: int) -> int:
     bits = left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
     return 0 if bits <= _MAX_INT_BITS else MAX_LENGTH + 1
-
-

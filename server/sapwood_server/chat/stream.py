@@ -29,10 +29,13 @@ class ChoiceStream:
     def __init__(self) -> None:
         self._detokenizer = Detokenizer()
 
-    def push(self, event: TokenEvent) -> Delta:
-        """The delta of this event. Its text may be empty: bytes can be held back, and control tokens have no text."""
+    def push(self, event: TokenEvent, first_choice: int = 0) -> Delta:
+        """The delta of this event. Its text may be empty: bytes can be held back, and control tokens have no text.
+
+        `first_choice`: the number that choice 0 of the event's request has among all that are returned together.
+        """
         return Delta(
-            choice=event.choice,
+            choice=first_choice + event.choice,
             text=self._detokenizer.push(event.data, last=event.finish_reason is not None),
             token_ids=event.token_ids,
             logprobs=event.logprobs,

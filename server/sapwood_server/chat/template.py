@@ -64,9 +64,7 @@ class ChatTemplate:
             param="messages",
         )
 
-    def _render(
-        self, name: str, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]
-    ) -> str:
+    def _render(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
         text_arguments = self._text_arguments.get(name, True)
         variables = {
             **self._special_tokens,

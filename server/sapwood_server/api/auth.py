@@ -1,0 +1,47 @@
+"""API keys, and the tenant that each one is."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from sapwood_server.errors import AuthenticationError
+
+_SCHEME = "bearer "
+
+
+class KeyRing:
+    """The keys that the server accepts; with none, everybody is one tenant and needs no key."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._tenants = [(key.encode(), hashlib.sha256(key.encode()).hexdigest()) for key in keys]
+
+    def tenant(self, authorization: str | None) -> str:
+        """The tenant of an `Authorization` header: a hash of its key, or "" if no keys are set.
+
+        Raises AuthenticationError for a missing or unknown key. Every key is compared in constant time, so that the
+        answer's time tells nothing of any of them.
+        """
+        if not self._tenants:
+            return ""
+        if authorization is None or not authorization.lower().startswith(_SCHEME):
+            raise AuthenticationError("no API key: send the header 'Authorization: Bearer KEY'", code="invalid_api_key")
+        given = authorization[len(_SCHEME) :].strip().encode("latin-1", "replace")
+        matches = [tenant for key, tenant in self._tenants if hmac.compare_digest(key, given)]
+        if not matches:
+            raise AuthenticationError("the API key is not one that this server knows", code="invalid_api_key")
+        return matches[0]
+
+
+async def authenticate(request: Request) -> str:
+    """The caller's tenant; a dependency of every route that shows or uses the model."""
+    keys: KeyRing = request.app.state.service.keys
+    return keys.tenant(request.headers.get("authorization"))
+
+
+def salt(tenant: str, cache_salt: str | None) -> str:
+    """The cache salt of a request. A body's `cache_salt` divides a tenant's cache further; it can't reach another's."""
+    return f"{tenant}/{cache_salt or ''}"

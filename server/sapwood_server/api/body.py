@@ -1,0 +1,81 @@
+"""Reading a request's body: its size, its type, its fields."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request
+
+from sapwood_server.errors import ApiError, BadRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+
+T = TypeVar("T")
+
+_DRAINED_SIZES = 8
+"""An oversized body is read and dropped up to so many times the limit: a client that is still writing when the
+connection closes would see a reset instead of the answer."""
+
+_LOCATED = re.compile(r"^(?P<what>.*?) - at `(?:key in )?`?\$?(?P<path>[^`]*)`$", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
+
+_ACCEPTED_TAGS = {"role": "system, developer, user, assistant or tool", "type": "text"}
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises UnsupportedMediaTypeError unless it is JSON, PayloadTooLargeError over `limit` bytes."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaTypeError(
+            f"the Content-Type is {media_type or 'missing'!r}; accepted: 'application/json'",
+            code="unsupported_media_type",
+        )
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+        elif size > limit * _DRAINED_SIZES:
+            break
+    if size > limit:
+        raise PayloadTooLargeError(f"the body is over this server's limit of {limit} bytes", code="body_too_large")
+    return b"".join(parts)
+
+
+def decode_body(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body as its wire type. Raises BadRequestError that names the field."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
+
+
+def _explain(message: str) -> ApiError:
+    """msgspec's message in our words, with the path of the field as `param`."""
+    located = _LOCATED.match(message)
+    what, path = (located["what"], located["path"].lstrip(".")) if located else (message, "")
+    if unknown := _UNKNOWN_FIELD.match(what):
+        field = _join(path, unknown["field"])
+        return BadRequestError(
+            f"unknown field: {field!r} is not one that this server knows", code="unknown_field", param=field
+        )
+    if missing := _MISSING_FIELD.match(what):
+        field = _join(path, missing["field"])
+        return BadRequestError(f"missing field: {field!r} is required", code="missing_field", param=field)
+    if what.startswith("Invalid value") and path.rpartition(".")[2] in _ACCEPTED_TAGS:
+        accepted = _ACCEPTED_TAGS[path.rpartition(".")[2]]
+        value = what.removeprefix("Invalid value ")
+        return BadRequestError(f"{path} is {value}; accepted: {accepted}", code="invalid_value", param=path)
+    return BadRequestError(
+        f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", code="invalid_type", param=path or None
+    )
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field

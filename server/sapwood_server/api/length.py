@@ -1,0 +1,76 @@
+"""Whether a request fits the model's context and the KV pool, and how many tokens it may generate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sapwood_server.errors import BadRequestError
+from sapwood_server.values.messages import EngineInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthRules:
+    """The room that there is, in tokens."""
+
+    context: int
+    pool: int
+    strict: bool
+    """Refuse, rather than lower, a `max_tokens` that the context has no room for."""
+
+    @classmethod
+    def of(cls, info: EngineInfo, *, strict: bool) -> LengthRules:
+        """The engine's context and its pool, of which page 0 is no part."""
+        return cls(context=info.max_model_len, pool=(info.num_pages - 1) * info.page_size, strict=strict)
+
+    def budget(self, prompt_tokens: int, max_tokens: int | None, *, param: str) -> int | None:
+        """`max_tokens`, lowered to what the context leaves room for; None stays None, which means all there is.
+
+        Raises BadRequestError for a prompt that leaves no room for one token, for a stated need that the pool can never
+        hold, and, when strict, for one that the context can't.
+        """
+        self._check_prompt(prompt_tokens, param)
+        if max_tokens is None:
+            return None
+        room = self.context - prompt_tokens
+        if max_tokens > room and self.strict:
+            raise BadRequestError(
+                f"This model's maximum context length is {self.context} tokens. However, you requested "
+                f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the messages, {max_tokens} in the "
+                "completion).",
+                code="context_length_exceeded",
+                param="max_tokens",
+            )
+        budget = min(max_tokens, room)
+        needed = _kv_tokens(prompt_tokens, budget)
+        if needed > self.pool:
+            raise BadRequestError(
+                f"the request needs room for {needed} tokens ({prompt_tokens} in the prompt, "
+                f"{budget} in the completion), but this server's KV pool holds {self.pool}; ask for fewer tokens, or "
+                "start the server with a larger --kv-memory",
+                code="context_length_exceeded",
+                param="max_tokens",
+            )
+        return budget
+
+    def _check_prompt(self, prompt_tokens: int, param: str) -> None:
+        if prompt_tokens == 0:
+            raise BadRequestError("the prompt has no tokens; accepted: at least one", code="invalid_value", param=param)
+        if prompt_tokens >= self.context:
+            raise BadRequestError(
+                f"This model's maximum context length is {self.context} tokens. However, your messages resulted in "
+                f"{prompt_tokens} tokens.",
+                code="context_length_exceeded",
+                param=param,
+            )
+        if _kv_tokens(prompt_tokens, 1) > self.pool:
+            raise BadRequestError(
+                f"the prompt has {prompt_tokens} tokens, but this server's KV pool holds {self.pool}; shorten it, or "
+                "start the server with a larger --kv-memory",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+
+def _kv_tokens(prompt_tokens: int, completion_tokens: int) -> int:
+    """Tokens whose keys and values are kept: all but the last sampled one."""
+    return prompt_tokens + completion_tokens - 1

@@ -1,0 +1,88 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from sapwood_server.api.answer import answer
+from sapwood_server.api.auth import authenticate
+from sapwood_server.api.body import decode_body, read_body
+from sapwood_server.api.chat_writer import ChatWriter
+from sapwood_server.api.job import Job
+from sapwood_server.api.job_builder import JobBuilder, check_model
+from sapwood_server.api.openapi import json_body
+from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
+from sapwood_server.api.service import Service, service_of
+from sapwood_server.api.wire_chat import ChatBody, ignored_in_messages, to_messages
+from sapwood_server.api.wire_shared import check_fields, quote
+from sapwood_server.api.wire_tools import check_tools
+from sapwood_server.errors import BadRequestError
+from sapwood_server.values.messages import EngineInfo
+
+router = APIRouter()
+_decoder = msgspec.json.Decoder(ChatBody)
+
+
+@router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody))
+async def create_chat_completion(request: Request, tenant: Annotated[str, Depends(authenticate)]) -> Response:
+    """Answer a conversation, whole or as a stream of chunks."""
+    service = service_of(request)
+    timer = service.metrics.time_request()
+    body = decode_body(await read_body(request, service.max_body_bytes), _decoder)
+    job = await _to_job(service, tenant, body)
+    return await answer(request, service, job, ChatWriter(job, service.tokens), timer)
+
+
+async def _to_job(service: Service, tenant: str, body: ChatBody) -> Job:
+    ignored = check_fields(body) + ignored_in_messages(body.messages or [])
+    check_model(service, body.model)
+    info = service.engine.require().info
+    sampling = to_sampling(
+        body, info, top_logprobs=_top_logprobs(body), max_tokens=_max_tokens(body), draw_seed=service.draw_seed
+    )
+    prompt = await _prompt(service, body, info)
+    field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
+    builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="chatcmpl", prompt_field=field)
+    return builder.build(body, [prompt], sampling, ignored)
+
+
+async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[int, ...]:
+    """The prompt's ids: the rendered messages, or the ids that came in their place."""
+    tools = check_tools(body.tools or [])
+    if body.prompt_token_ids is not None:
+        if body.messages:
+            raise BadRequestError(
+                "prompt_token_ids stands in place of messages; accepted: one of the two", param="prompt_token_ids"
+            )
+        return token_ids("prompt_token_ids", body.prompt_token_ids, info.vocab_size)
+    if body.messages is None:
+        raise BadRequestError("missing field: 'messages' is required", code="missing_field", param="messages")
+    messages = to_messages(body.messages)
+    # In a thread: encoding 100,000 tokens takes a quarter of a second, in which other streams must go on.
+    return await asyncio.to_thread(service.prompts.encode_chat, messages, tools, body.chat_template_kwargs or {})
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    """`max_completion_tokens`, or `max_tokens`, its older name."""
+    newer, older = body.max_completion_tokens, body.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise BadRequestError(
+            f"max_tokens is {older} and max_completion_tokens is {newer}; accepted: one of them, or equal values",
+            param="max_tokens",
+        )
+    return older if newer is None else newer
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return integer("top_logprobs", body.top_logprobs, 0, 0, MAX_TOP_LOGPROBS)
+    if body.top_logprobs is not None:
+        raise BadRequestError(
+            f"top_logprobs is {quote(body.top_logprobs)} without logprobs: true; accepted: both", param="top_logprobs"
+        )
+    return None

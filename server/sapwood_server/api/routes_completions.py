@@ -1,0 +1,57 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from sapwood_server.api.answer import answer
+from sapwood_server.api.auth import authenticate
+from sapwood_server.api.body import decode_body, read_body
+from sapwood_server.api.completion_writer import CompletionWriter
+from sapwood_server.api.job import Job
+from sapwood_server.api.job_builder import JobBuilder, check_model
+from sapwood_server.api.openapi import json_body
+from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
+from sapwood_server.api.service import Service, service_of
+from sapwood_server.api.wire_completions import CompletionBody, Prompt, to_prompts
+from sapwood_server.api.wire_shared import check_fields
+from sapwood_server.values.messages import EngineInfo
+
+router = APIRouter()
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+@router.post("/v1/completions", openapi_extra=json_body(CompletionBody))
+async def create_completion(request: Request, tenant: Annotated[str, Depends(authenticate)]) -> Response:
+    """Continue one or more raw prompts, whole or as a stream of chunks."""
+    service = service_of(request)
+    timer = service.metrics.time_request()
+    body = decode_body(await read_body(request, service.max_body_bytes), _decoder)
+    job = await _to_job(service, tenant, body)
+    return await answer(request, service, job, CompletionWriter(job, service.tokens), timer)
+
+
+async def _to_job(service: Service, tenant: str, body: CompletionBody) -> Job:
+    ignored = check_fields(body)
+    check_model(service, body.model)
+    info = service.engine.require().info
+    top_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_TOP_LOGPROBS)
+    sampling = to_sampling(
+        body, info, top_logprobs=top_logprobs, max_tokens=body.max_tokens, draw_seed=service.draw_seed
+    )
+    prompts = to_prompts(body.prompt)
+    ids = await asyncio.to_thread(lambda: [_encode(service, prompt, info) for prompt in prompts])
+    builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="cmpl", prompt_field="prompt")
+    return builder.build(body, ids, sampling, ignored)
+
+
+def _encode(service: Service, prompt: Prompt, info: EngineInfo) -> tuple[int, ...]:
+    """The prompt's ids; of a list of ids, the same ids."""
+    if isinstance(prompt, str):
+        return service.prompts.encode_text(prompt)
+    return token_ids("prompt", prompt, info.vocab_size)
