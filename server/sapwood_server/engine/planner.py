@@ -1,0 +1,183 @@
+"""Which tokens are computed next: running sequences, preemption, admission."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from operator import attrgetter
+
+from sapwood_server.cache.integrity import require
+from sapwood_server.cache.manager import KVCacheManager
+from sapwood_server.cache.table import BlockTable
+from sapwood_server.cache.tree import Match
+from sapwood_server.engine.admission import AdmissionQueue, find_in_flight
+from sapwood_server.engine.limits import SchedulerLimits
+from sapwood_server.engine.sequence import SequenceState
+from sapwood_server.engine.step import StepBuilder
+
+_order = attrgetter("order")
+
+
+class Planner:
+    """Running and waiting sequences, and the pages that the running ones hold.
+
+    Each step: decodes first, then what remains of running prefills, then admissions, up to `max_batched_tokens`.
+    Running sequences are served in order of priority and first admission; for want of a page the last in that order
+    is preempted. So the first always makes progress: when it is alone, and short of pages because it holds
+    duplicates of pages in the tree, it is itself preempted and comes back without them.
+    """
+
+    def __init__(self, limits: SchedulerLimits, cache: KVCacheManager, on_admit: Callable[[SequenceState, int], None]):
+        """`on_admit(sequence, num_cached)` is told of each admission and how many leading tokens were resident."""
+        self._limits = limits
+        self._cache = cache
+        self._on_admit = on_admit
+        self.running: list[SequenceState] = []
+        self.queue = AdmissionQueue()
+        self._last_sequence_id = 0
+        self._admissions = 0
+        self.released: list[int] = []
+        """Sequence ids that stopped running since `plan` was last called with success."""
+
+    def plan(self, step: StepBuilder) -> None:
+        """Fill `step`; its rows stay empty only if nothing is running or waiting."""
+        self._plan_running(step)
+        if step.rows and step.num_preempted:
+            return  # what was just preempted for want of room would be the first to come back
+        self._plan_admissions(step)
+        require(bool(step.rows) or not (self.running or self.queue), "sequences are waiting and none can run")
+
+    def stop(self, sequence: SequenceState) -> None:
+        """Take a running sequence's pages away; its published ones stay cached."""
+        table = self._table(sequence)
+        self.running.remove(sequence)
+        self.released.append(sequence.sequence_id)
+        self._cache.release(table)
+        sequence.table = None
+        sequence.sequence_id = 0
+
+    def check(self) -> None:
+        """Raise IntegrityError unless exactly the running sequences hold pages."""
+        self._cache.check()
+        require(self.running == sorted(self.running, key=_order), "running sequences are out of order")
+        require(len(self.running) <= self._limits.max_num_seqs, f"{len(self.running)} sequences run")
+        require(all(s.table is not None and s.sequence_id for s in self.running), "a running sequence holds no pages")
+        require(all(s.table is None and not s.sequence_id for s in self.queue), "a waiting sequence holds pages")
+        num_tables = self._cache.num_sequences
+        require(num_tables == len(self.running), f"{num_tables} block tables, {len(self.running)} running sequences")
+
+    # Running sequences
+
+    def _plan_running(self, step: StepBuilder) -> None:
+        prefills: list[SequenceState] = []
+        index = 0
+        while index < len(self.running):  # preemption shortens the list, from its end
+            sequence = self.running[index]
+            index += 1
+            table = self._table(sequence)
+            if not sequence.output_ids or sequence.num_tokens - table.num_written > 1:
+                prefills.append(sequence)
+            elif step.tokens_left and self._make_room(step, sequence, table):
+                step.add_row(sequence, table.num_written, 1, self._cache.extend(table, 1))
+        for sequence in prefills:
+            if not step.tokens_left:
+                break
+            if sequence.table is not None and self._make_room(step, sequence, sequence.table):
+                self._add_chunk(step, sequence, sequence.table)
+
+    def _make_room(self, step: StepBuilder, sequence: SequenceState, table: BlockTable) -> bool:
+        """Preempt until `sequence` can compute a token. False if it can't: it is itself the last in order, and waits
+        for the others (holding what it has) or, without others in this step, was preempted."""
+        while self._cache.room(table) < 1:
+            victim = self.running[-1]
+            if victim is sequence and step.rows:
+                return False
+            self._preempt(step, victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, step: StepBuilder, sequence: SequenceState) -> None:
+        step.remove_row(sequence)
+        step.num_preempted += 1
+        sequence.packed = bytes(self._table(sequence).data)
+        sequence.owner.preemptions += 1
+        self.stop(sequence)
+        self.queue.push_back(sequence)
+
+    def _add_chunk(self, step: StepBuilder, sequence: SequenceState, table: BlockTable, first: bool = False) -> None:
+        """Plan as many of the sequence's tokens as the step and the pages have room for."""
+        start = table.num_written
+        num_tokens = min(sequence.num_tokens - start, step.tokens_left, self._cache.room(table))
+        new_pages = self._cache.extend(table, num_tokens)
+        step.add_row(sequence, start, num_tokens, tuple(table.pages) if first else new_pages)
+
+    # Admission
+
+    def _plan_admissions(self, step: StepBuilder) -> None:
+        if not self.queue or not step.tokens_left or len(self.running) >= self._limits.max_num_seqs:
+            return
+        computing: dict[str, list[SequenceState]] = {}
+        reserved = len(self.running)  # a page for the growth of each, so that an admission doesn't soon preempt
+        for sequence in self.running:
+            if sequence.packed:
+                computing.setdefault(sequence.owner.request.salt, []).append(sequence)
+                reserved += self._pages_due(sequence)
+        if self.running and self._cache.num_available <= reserved:
+            return
+        for sequence in self.queue.ranked(self._hit_pages):
+            if not step.tokens_left or len(self.running) >= self._limits.max_num_seqs:
+                return
+            match = self._match(sequence)
+            peers = computing.setdefault(sequence.owner.request.salt, [])
+            if self._cache.prefix_cache:
+                sequence.waits_for = find_in_flight(sequence, match.num_tokens, peers)
+                if sequence.waits_for is not None:
+                    continue
+            missing = self._cache.pages_for(sequence.num_tokens) - match.num_pages
+            if not self._cache.has_room(match, missing + reserved):
+                return  # nobody behind it goes first: it would starve
+            self._admit(step, sequence, match)
+            peers.append(sequence)
+            reserved += self._pages_due(sequence) + 1
+
+    def _admit(self, step: StepBuilder, sequence: SequenceState, match: Match) -> None:
+        if sequence.owner.admitted_at is None:
+            self._admissions += 1
+            self.queue.take(sequence)
+            for choice in sequence.owner.sequences:
+                choice.order = (sequence.owner.request.priority, 0, self._admissions, choice.choice)
+        else:
+            self.queue.remove(sequence)
+        admission = self._cache.admit(sequence.owner.request.salt, sequence.packed, match)
+        self._on_admit(sequence, match.num_tokens)
+        self._last_sequence_id += 1
+        sequence.table = admission.table
+        sequence.sequence_id = self._last_sequence_id
+        sequence.hint = None
+        sequence.shared_tokens.clear()
+        insort(self.running, sequence, key=_order)
+        if admission.copy is not None:
+            step.copies.append(admission.copy)
+        self._add_chunk(step, sequence, admission.table, first=True)
+
+    def _match(self, sequence: SequenceState) -> Match:
+        match = self._cache.match(sequence.owner.request.salt, sequence.packed, sequence.num_tokens - 1, sequence.hint)
+        sequence.hint = match.node
+        return match
+
+    def _hit_pages(self, sequence: SequenceState) -> int:
+        node = self._cache.match_pages(
+            sequence.owner.request.salt, sequence.packed, sequence.num_tokens - 1, sequence.hint
+        )
+        sequence.hint = node
+        return node.depth if node is not None else 0
+
+    def _pages_due(self, sequence: SequenceState) -> int:
+        """Pages that a running sequence will ask for before all its tokens so far are computed."""
+        return max(0, self._cache.pages_for(sequence.num_tokens) - len(self._table(sequence).pages))
+
+    def _table(self, sequence: SequenceState) -> BlockTable:
+        if sequence.table is None:
+            raise ValueError(f"choice {sequence.choice} of {sequence.owner.request.request_id!r} is not running")
+        return sequence.table
