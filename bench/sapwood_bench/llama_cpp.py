@@ -27,7 +27,7 @@ def llama_server(binary: Path, gguf: Path, threads: int, context: int) -> Iterat
         "--parallel": 1,
     }
     command = [str(binary), *(str(part) for pair in flags.items() for part in pair)]
-    ready = re.compile(rf"server is listening on (http://127\.0\.0\.1:{port})")
+    ready = re.compile(rf"listening on (http://127\.0\.0\.1:{port})")
     with server_process(command, ready, _START_SECONDS) as running:
         yield running
 

@@ -108,7 +108,8 @@ def state_dict(weights: ModelWeights, config: ModelConfig) -> dict[str, torch.Te
     }
     for index, layer in enumerate(weights.layers):
         names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-        parts = (*layer.qkv.dense.split([q, kv, kv]), *layer.gate_up.dense.chunk(2))
+        qkv = layer.qkv.dense
+        parts = (qkv[:q], qkv[q : q + kv], qkv[q + kv :], *layer.gate_up.dense.chunk(2))
         whole = {
             "self_attn.o_proj": layer.o.dense,
             "mlp.down_proj": layer.down.dense,
