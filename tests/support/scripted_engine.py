@@ -62,7 +62,7 @@ def completion(prompt: Sequence[int], count: int) -> tuple[int, ...]:
 class ScriptedRunner:
     """Answers plans by `next_token`, and checks that each sequence's rows follow on one another."""
 
-    def __init__(self, *, num_pages: int = 4096, max_num_seqs: int = 64, max_model_len: int = 200_000) -> None:
+    def __init__(self, *, num_pages: int = 65_536, max_num_seqs: int = 64, max_model_len: int = 200_000) -> None:
         self.info = EngineInfo(
             model="scripted",
             architecture="scripted",
@@ -103,17 +103,21 @@ class ScriptedRunner:
         return tuple(Sampled(token_id if spec.forced is None else spec.forced) for spec in row.samples)
 
 
-def scripted_engine(runner: ScriptedRunner) -> Engine:
-    """The runner under the real scheduler."""
+def limits_of(runner: ScriptedRunner) -> SchedulerLimits:
+    """The scheduler's limits that go with the runner."""
     info = runner.info
-    limits = SchedulerLimits(
+    return SchedulerLimits(
         num_pages=info.num_pages,
         page_size=info.page_size,
         max_num_seqs=info.max_num_seqs,
         max_batched_tokens=info.max_batched_tokens,
         max_model_len=info.max_model_len,
     )
-    return Engine(scheduler=Scheduler(limits, ByteTable()), runner=runner)
+
+
+def scripted_engine(runner: ScriptedRunner) -> Engine:
+    """The runner under the real scheduler."""
+    return Engine(scheduler=Scheduler(limits_of(runner), ByteTable()), runner=runner)
 
 
 def build(config: ServerConfig, progress: Progress) -> Engine:

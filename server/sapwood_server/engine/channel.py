@@ -7,7 +7,7 @@ import zmq
 
 from sapwood_server.values.messages import FromEngine, ToEngine
 
-_LINGER_MILLISECONDS = 5_000
+_LINGER_MILLISECONDS = 2_000
 """How long `close` waits for the last messages to leave: ample for a live peer, bounded for one that hangs."""
 
 

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from sapwood_server.values.events import FinalEvent, TokenEvent
 from sapwood_server.values.messages import (
     Cancel,
@@ -87,9 +85,6 @@ class EngineLoop:
         self._live: set[str] = set()
         self._stopping = False
         self._failed_steps = 0
-        self._schedule_seconds = 0.0
-        self._forward_seconds = 0.0
-        self._sample_seconds = 0.0
 
     def stop(self) -> None:
         """Cancel what runs and return from `run`, as Shutdown does. May be called by a signal handler."""
@@ -134,9 +129,6 @@ class EngineLoop:
                 self._scheduler.commit(plan, result)
                 schedule_seconds = planned - started + time.perf_counter() - executed
                 seconds = (schedule_seconds, result.forward_seconds, result.sample_seconds)
-                self._schedule_seconds += schedule_seconds
-                self._forward_seconds += result.forward_seconds
-                self._sample_seconds += result.sample_seconds
         self._send(seconds)
         return plan is not None
 
@@ -161,10 +153,4 @@ class EngineLoop:
     def _send(self, step_seconds: tuple[float, float, float] | None) -> None:
         events = self._scheduler.take_events()
         self._live.difference_update(event.request_id for event in events if isinstance(event, FinalEvent))
-        stats = msgspec.structs.replace(
-            self._scheduler.stats(),
-            schedule_seconds=self._schedule_seconds,
-            forward_seconds=self._forward_seconds,
-            sample_seconds=self._sample_seconds,
-        )
-        self._channel.send(StepOutput(events=events, stats=stats, step_seconds=step_seconds))
+        self._channel.send(StepOutput(events=events, stats=self._scheduler.stats(), step_seconds=step_seconds))

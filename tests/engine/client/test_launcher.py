@@ -1,0 +1,47 @@
+"""The directory of sockets, and a command that can't be run."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+import zmq.asyncio
+
+from sapwood_server.config import ServerConfig
+from sapwood_server.engine.client.launcher import EngineProcess, SocketDirectory
+from sapwood_server.errors import StartupError
+
+
+def test_directory_is_private_fresh_and_removable() -> None:
+    directory, other = SocketDirectory(), SocketDirectory()
+    first, second = Path(directory.next_endpoint().removeprefix("ipc://")), Path(directory.next_endpoint())
+    assert first.name != second.name
+    assert first.parent != Path(other.next_endpoint().removeprefix("ipc://")).parent
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+    first.write_text("a socket")
+    directory.remove()
+    other.remove()
+    assert not first.parent.exists()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    directory = SocketDirectory()
+    with pytest.raises(StartupError, match="is longer than 107 bytes; set TMPDIR to a shorter one"):
+        directory.next_endpoint()
+    directory.remove()
+
+
+def test_a_command_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        context = zmq.asyncio.Context()
+        with pytest.raises(StartupError, match="can't run the engine with '/no/such/python': "):
+            await EngineProcess.spawn(("/no/such/python",), ServerConfig(), context, f"ipc://{tmp_path}/s")
+        context.term()
+
+    asyncio.run(scenario())

@@ -1,0 +1,232 @@
+"""The engine process's death, as its client sees it: at the start, in the middle, and too often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sapwood_server.config import ServerConfig
+from sapwood_server.engine.client.client import EngineClient
+from sapwood_server.engine.client.supervisor import SupervisionPolicy
+from sapwood_server.errors import StartupError, UnavailableError
+from support import scripted_engine
+from support.engine_requests import DEADLINE_SECONDS, Answer, ask, make_request, scripted_client
+from support.scripted_engine import HANG_ID, KILL_ID, RAISE_ID, completion
+
+
+@pytest.fixture(name="sockets", autouse=True)
+def sockets_fixture(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh temporary directory, so that a test can see what was left behind."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def with_client(scenario: Callable[[EngineClient], Awaitable[None]], policy: SupervisionPolicy | None = None) -> None:
+    """Run the scenario with a fresh scripted engine, within the deadline."""
+
+    async def run() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), scripted_client(policy=policy) as client:
+            await scenario(client)
+
+    asyncio.run(run())
+
+
+def start_fails_with(reason: str, model: str = "scripted", command: Sequence[str] = scripted_engine.COMMAND) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(StartupError) as failure:
+                await EngineClient.start(ServerConfig(model=model), command=tuple(command))
+        assert str(failure.value) == reason
+
+    asyncio.run(run())
+
+
+async def until_ready(client: EngineClient) -> None:
+    while not client.ready:
+        assert client.failure is None
+        await asyncio.sleep(0.01)
+
+
+async def running(client: EngineClient, count: int) -> list[asyncio.Task[Answer]]:
+    """Requests that all have got tokens and would go on for long."""
+    requests = [make_request(f"r{number}", (number, 1), max_tokens=150_000) for number in range(count)]
+    tasks = [asyncio.create_task(ask(client, request)) for request in requests]
+    while client.stats.requests_running < count or client.stats.generation_tokens < 3 * count:
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_a_start_that_fails_gives_the_engines_own_line(sockets: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    start_fails_with("/models/refuses/config.json: no such file", scripted_engine.REFUSES)
+    assert list(sockets.iterdir()) == []
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_start_that_crashes_shows_its_traceback_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    start_fails_with("LookupError: nobody foresaw this", scripted_engine.CRASHES)
+    assert "LookupError: nobody foresaw this" in capfd.readouterr().err
+
+
+def test_a_start_that_is_killed_names_the_signal() -> None:
+    start_fails_with("the engine process died while it was starting (signal 9 (SIGKILL))", scripted_engine.DIES)
+
+
+def test_a_command_that_is_no_engine_names_its_exit_code(sockets: Path) -> None:
+    start_fails_with("the engine process died while it was starting (exit code 1)", command=("false",))
+    start_fails_with("the engine process died while it was starting (exit code 0)", command=("true",))
+    assert list(sockets.iterdir()) == []
+
+
+def test_progress_is_passed_on() -> None:
+    progress: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        def note(stage: str, fraction: float) -> None:
+            progress.append((stage, fraction))
+
+        client = await EngineClient.start(ServerConfig(), command=scripted_engine.COMMAND, on_progress=note)
+        await client.close()
+
+    asyncio.run(run())
+    assert progress == [("weights", 0.0), ("weights", 1.0)]
+
+
+def test_a_killed_engine_ends_every_stream_once_and_serves_again(sockets: Path) -> None:
+    async def scenario(client: EngineClient) -> None:
+        tasks = await running(client, 20)
+        killed = client.engine_pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        for number, answer in enumerate(await asyncio.gather(*tasks)):
+            assert answer.final.error == "the engine process died (signal 9 (SIGKILL))"
+            assert answer.token_ids == completion((number, 1), len(answer.token_ids))
+            assert answer.final.usage.completion_tokens == len(answer.token_ids) > 0
+        assert not client.ready
+        with pytest.raises(UnavailableError, match="try again"):
+            client.stream(make_request("too early"))
+        await until_ready(client)
+        assert client.engine_pid != killed
+        assert (await ask(client, make_request("r0", (9,), max_tokens=3))).token_ids == completion((9,), 3)
+
+    with_client(scenario)
+    assert list(sockets.iterdir()) == []
+
+
+def test_an_abandoned_id_is_free_again_after_a_restart() -> None:
+    async def scenario(client: EngineClient) -> None:
+        stream = client.stream(make_request("a", (1, 2), max_tokens=150_000))
+        await anext(stream)
+        assert client.engine_pid is not None
+        os.kill(client.engine_pid, signal.SIGSTOP)  # the cancel can't be answered
+        await stream.aclose()
+        assert client.num_open == 1
+        os.kill(client.engine_pid, signal.SIGKILL)
+        while client.ready:
+            await asyncio.sleep(0.01)
+        await until_ready(client)
+        assert client.num_open == 0
+        await ask(client, make_request("a"))
+
+    with_client(scenario)
+
+
+def test_a_fatal_error_is_told_to_whom_it_hits() -> None:
+    async def scenario(client: EngineClient) -> None:
+        for number in range(4):
+            answer = await ask(client, make_request(str(number), (RAISE_ID,)))
+            assert answer.final.error == (
+                "the engine failed while it ran this request: ValueError: a token that can't be computed"
+            )
+        last = await ask(client, make_request("last", (RAISE_ID,)))
+        assert last.final.error == (
+            "the engine process died (exit code 1): EngineBrokenError: 5 steps in a row failed, "
+            "the last with ValueError: a token that can't be computed"
+        )
+        await until_ready(client)
+
+    with_client(scenario)
+
+
+def test_an_engine_that_dies_too_often_stays_down() -> None:
+    async def scenario(client: EngineClient) -> None:
+        for number in range(3):
+            await until_ready(client)
+            answer = await ask(client, make_request(str(number), (KILL_ID,)))
+            assert answer.final.error == "the engine process died (signal 9 (SIGKILL))"
+        while client.failure is None:
+            await asyncio.sleep(0.01)
+        assert client.failure == "the engine process died (signal 9 (SIGKILL)); restarted 2 times already"
+        assert not client.ready
+        assert client.engine_pid is None
+        with pytest.raises(UnavailableError, match="restarted 2 times already"):
+            client.stream(make_request("late"))
+
+    with_client(scenario, SupervisionPolicy(max_restarts=2))
+
+
+def test_restarts_out_of_the_window_do_not_count() -> None:
+    async def scenario(client: EngineClient) -> None:
+        for number in range(3):
+            await until_ready(client)
+            await ask(client, make_request(str(number), (KILL_ID,)))
+        await until_ready(client)
+
+    with_client(scenario, SupervisionPolicy(max_restarts=1, restart_window_seconds=0.0))
+
+
+def test_an_engine_that_hangs_is_killed_at_the_end(sockets: Path) -> None:
+    async def scenario(client: EngineClient) -> None:
+        task = asyncio.create_task(ask(client, make_request("a", (HANG_ID,))))
+        while client.num_open == 0:
+            await asyncio.sleep(0.01)
+        await client.close()
+        assert (await task).final.error == "the server was shut down"
+        assert client.engine_pid is None
+
+    with_client(scenario, SupervisionPolicy(shutdown_seconds=0.2, terminate_seconds=0.2))
+    assert list(sockets.iterdir()) == []
+
+
+def test_a_start_that_is_cancelled_leaves_nothing(sockets: Path) -> None:
+    async def run() -> None:
+        started = asyncio.Event()
+        start = EngineClient.start(
+            ServerConfig(), command=scripted_engine.COMMAND, on_progress=lambda _stage, _fraction: started.set()
+        )
+        task = asyncio.create_task(start)
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert list(sockets.iterdir()) == []
+
+
+def test_a_listener_that_raises_leaves_nobody_waiting() -> None:
+    async def run() -> None:
+        def refuse(_output: object) -> None:
+            raise LookupError("a bug in the metrics")
+
+        client = await EngineClient.start(ServerConfig(), command=scripted_engine.COMMAND, on_step=refuse)
+        answer = await ask(client, make_request("a"))
+        assert answer.final.error == client.failure == "LookupError: a bug in the metrics"
+        assert client.engine_pid is None
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_ctrl_c_on_the_terminal_does_not_reach_the_engine() -> None:
+    async def scenario(client: EngineClient) -> None:
+        assert client.engine_pid is not None
+        assert os.getsid(client.engine_pid) == client.engine_pid, "it leads a session of its own"
+
+    with_client(scenario)
