@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from sapwood_server.errors import SapwoodError
+
 REQUEST_SECONDS = 600.0
 
 _DATA = b"data: "
 _DONE = b"[DONE]"
 
 
-class RequestFailed(Exception):
+class RequestFailed(SapwoodError):
     """A server answered with something other than 200. The message has its answer."""
 
 

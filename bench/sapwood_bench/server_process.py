@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapwood_server.errors import SapwoodError
+
 SERVE_COMMAND = (sys.executable, "-m", "sapwood_server", "serve")
 STOP_SECONDS = 20.0
 
@@ -20,7 +22,7 @@ _READY = re.compile(r"ready at (http://[\w.:]+)")
 _POLL_SECONDS = 0.01
 
 
-class ServerFailed(Exception):
+class ServerFailed(SapwoodError):
     """A server ended, or said nothing, before it was ready. The message has the end of its log."""
 
 

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from sapwood_server.errors import StartupError
+from sapwood_server.errors import SapwoodError
 
 COMMAND_GROUP = "sapwood.commands"
 """The entry points of the sub-commands: each has its first word as a name and gives `register(app)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends in SystemExit. A StartupError is one line on stderr and exit code 1."""
+    """Run the command line; ends in SystemExit. A SapwoodError is one line on stderr and exit code 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     app = typer.Typer(name="sapwood", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         register(app)
     try:
         app(given, prog_name="sapwood")
-    except StartupError as error:
+    except SapwoodError as error:
         typer.echo(f"sapwood: {' '.join(str(error).split())}", err=True)
         raise SystemExit(1) from None
 

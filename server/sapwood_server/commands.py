@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer
 
 from sapwood_server.api.app import create_app
 from sapwood_server.api.auth import KeyRing
@@ -23,15 +18,15 @@ from sapwood_server.api.engine import EngineSlot
 from sapwood_server.api.listener import HttpServer, bind, url_of
 from sapwood_server.api.metrics import Metrics
 from sapwood_server.api.service import Service
-from sapwood_server.chat.prompt import PromptEncoder
-from sapwood_server.chat.template import ChatTemplate
+from sapwood_server.chat.load import load_prompt_encoder
 from sapwood_server.chat.token_text import TokenTexts
 from sapwood_server.config import ServerConfig
 from sapwood_server.engine.client.client import EngineClient
 from sapwood_server.flags import config_command
-from sapwood_server.formats.model_files import ModelFiles, resolve_model
-from sapwood_server.formats.tokenizer import chat_templates, load_tokenizer, special_tokens
-from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
+from sapwood_server.formats.model_files import resolve_model
+from sapwood_server.formats.tokenizer import load_tokenizer
+from sapwood_server.formats.vocabulary import load_vocabulary
+from sapwood_server.progress import progress_bar
 from sapwood_server.values.messages import EngineInfo
 
 _log = logging.getLogger(__name__)
@@ -59,7 +54,7 @@ def build_service(config: ServerConfig) -> Service:
         model_names=config.served_model_name or (files.name,),
         created=int(time.time()),
         engine=EngineSlot(),
-        prompts=_prompt_encoder(files, tokenizer, vocabulary),
+        prompts=load_prompt_encoder(files, tokenizer, vocabulary),
         tokens=TokenTexts(tokenizer, vocabulary.token_bytes),
         keys=KeyRing(config.api_key),
         metrics=Metrics(),
@@ -73,23 +68,6 @@ def seed_source(seed: int) -> Callable[[], int]:
     """Seeds for requests that bring none: the n-th request gets the n-th after `seed`; 0 draws a start."""
     numbers = itertools.count(seed or secrets.randbits(64))
     return lambda: next(numbers) % 2**64
-
-
-def _prompt_encoder(files: ModelFiles, tokenizer: Tokenizer, vocabulary: Vocabulary) -> PromptEncoder:
-    texts = special_tokens(files)
-    sources = chat_templates(files)
-    return PromptEncoder(
-        tokenizer=tokenizer,
-        template=ChatTemplate(sources, texts) if sources else None,
-        bos_id=vocabulary.bos_id if vocabulary.add_bos else None,
-        end_of_turn_id=_end_of_turn_id(tokenizer, texts, vocabulary),
-    )
-
-
-def _end_of_turn_id(tokenizer: Tokenizer, texts: Mapping[str, str], vocabulary: Vocabulary) -> int | None:
-    """The tokenizer's end token; of a model that names none, the first id that ends a reply."""
-    named = tokenizer.token_to_id(texts["eos_token"]) if "eos_token" in texts else None
-    return named if named in vocabulary.eos_ids else min(vocabulary.eos_ids, default=None)
 
 
 async def _run(config: ServerConfig, service: Service, listener: socket.socket) -> None:
@@ -111,7 +89,7 @@ async def _run(config: ServerConfig, service: Service, listener: socket.socket) 
 
 
 async def _load(config: ServerConfig, service: Service, url: str) -> None:
-    with _progress_bar() as on_progress:
+    with progress_bar() as on_progress:
         service.engine.engine = await EngineClient.start(
             config, on_progress=on_progress, on_step=service.metrics.observe_step
         )
@@ -125,29 +103,6 @@ def describe(url: str, names: tuple[str, ...], info: EngineInfo) -> str:
         f"({info.dtype_reason}); context {info.max_model_len} tokens, {info.num_pages - 1} KV pages of "
         f"{info.page_size} tokens; loaded in {info.load_seconds:.1f} s"
     )
-
-
-@contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal; elsewhere a log line for each stage."""
-    if not sys.stderr.isatty():
-        yield _stage_logger()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("starting", total=1.0)
-        yield lambda stage, fraction: progress.update(bar, description=stage, completed=fraction)
-
-
-def _stage_logger() -> Callable[[str, float], None]:
-    seen: set[str] = set()
-
-    def log(stage: str, _fraction: float) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            _log.info("loading: %s", stage)
-
-    return log
 
 
 def _set_up_logging(level: str) -> None:
