@@ -10,7 +10,7 @@ from sapwood_server.api.engine import Engine, EngineSlot
 from sapwood_server.api.metrics import RequestTimer
 from sapwood_server.chat.stream import ChoiceStream, Delta
 from sapwood_server.errors import ApiError, InternalError, UnavailableError
-from sapwood_server.values.events import Event, FinalEvent, Usage
+from sapwood_server.values.events import Event, FinalEvent, FinishReason, Usage
 from sapwood_server.values.request import Request
 
 
@@ -43,13 +43,20 @@ class Generation:
         Raises InternalError if the engine fails on a request, UnavailableError if it went away.
         """
         streams = [ChoiceStream() for request in self._requests for _ in range(request.sampling.n)]
-        async with aclosing(self._events()) as events:
-            async for offset, event in events:
-                if isinstance(event, FinalEvent):
-                    self._finish(event)
-                else:
-                    self._timer.observe_event(event)
-                    yield streams[offset + event.choice].push(event, offset)
+        self._timer.expect(len(streams))
+        try:
+            async with aclosing(self._events()) as events:
+                async for offset, event in events:
+                    if isinstance(event, FinalEvent):
+                        self._finish(event)
+                    else:
+                        self._timer.observe_event(event)
+                        yield streams[offset + event.choice].push(event, offset)
+        except Exception:
+            self._timer.observe_abort(FinishReason.ERROR)
+            raise
+        finally:
+            self._timer.observe_abort(FinishReason.CANCELLED)
 
     def _finish(self, event: FinalEvent) -> None:
         if event.error is not None:

@@ -41,7 +41,7 @@ class LengthRules:
                 param="max_tokens",
             )
         budget = min(max_tokens, room)
-        needed = _kv_tokens(prompt_tokens, budget)
+        needed = prompt_tokens + budget
         if needed > self.pool:
             raise BadRequestError(
                 f"the request needs room for {needed} tokens ({prompt_tokens} in the prompt, "
@@ -62,15 +62,10 @@ class LengthRules:
                 code="context_length_exceeded",
                 param=param,
             )
-        if _kv_tokens(prompt_tokens, 1) > self.pool:
+        if prompt_tokens >= self.pool:
             raise BadRequestError(
-                f"the prompt has {prompt_tokens} tokens, but this server's KV pool holds {self.pool}; shorten it, or "
-                "start the server with a larger --kv-memory",
+                f"the prompt has {prompt_tokens} tokens, which leaves no room for one more: this server's KV pool "
+                f"holds {self.pool}; shorten it, or start the server with a larger --kv-memory",
                 code="context_length_exceeded",
                 param=param,
             )
-
-
-def _kv_tokens(prompt_tokens: int, completion_tokens: int) -> int:
-    """Tokens whose keys and values are kept: all but the last sampled one."""
-    return prompt_tokens + completion_tokens - 1

@@ -13,7 +13,9 @@ _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _STEP_PARTS = ("schedule", "forward", "sample")
-_FINISH_REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR)
+_WELL_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+_PAGE_STATES = ("free", "cached", "active")
+_SOURCES = ("computed", "device")
 
 
 class Metrics:
@@ -36,7 +38,7 @@ class Metrics:
         stats = output.stats
         self._running.set(stats.requests_running)
         self._waiting.set(stats.requests_waiting)
-        for state in ("free", "cached", "active"):
+        for state in _PAGE_STATES:
             self._pages.labels(state).set(getattr(stats, f"pages_{state}"))
         self._advance(stats)
         if output.step_seconds is not None:
@@ -47,9 +49,9 @@ class Metrics:
         """An answered HTTP request; `path` is the route's, not the client's."""
         self._http_requests.labels(path, str(status)).inc()
 
-    def count_choice(self, reason: FinishReason) -> None:
-        """A choice has ended."""
-        self._finished.labels(reason.value).inc()
+    def count_choices(self, reason: FinishReason, count: int = 1) -> None:
+        """So many choices have ended."""
+        self._finished.labels(reason.value).inc(count)
 
     def observe_usage(self, usage: Usage) -> None:
         """The engine's times of a request that has ended."""
@@ -70,13 +72,17 @@ class Metrics:
         self._running = self._gauge("requests_running", "Requests that are being computed.")
         self._waiting = self._gauge("requests_waiting", "Requests in the queue.")
         self._pages = self._gauge("kv_pages", "KV pages: free, cached (reusable, not in use), active.", "state")
+        for state in _PAGE_STATES:
+            self._pages.labels(state)
 
     def _make_counters(self) -> None:
         self._finished = self._counter("request_success", "Choices that have ended, by why.", "finish_reason")
-        for reason in _FINISH_REASONS:
+        for reason in FinishReason:
             self._finished.labels(reason.value)
         self._preemptions = self._counter("preemptions", "Running requests put back in the queue for want of pages.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, by where their KV came from.", "source")
+        for source in _SOURCES:
+            self._prompt_tokens.labels(source)
         self._recomputed = self._counter("recomputed_tokens", "Tokens computed again after a preemption.")
         self._generated = self._counter("generation_tokens", "Sampled tokens.")
 
@@ -109,12 +115,17 @@ class Metrics:
 
 
 class RequestTimer:
-    """Times one HTTP request's tokens as they pass to the client."""
+    """Times one HTTP request's tokens as they pass to the client, and counts how its choices end."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._start = time.perf_counter()
+        self._open_choices = 0
         self._last: dict[tuple[str, int], float] = {}
+
+    def expect(self, num_choices: int) -> None:
+        """So many choices are about to be generated."""
+        self._open_choices = num_choices
 
     def observe_event(self, event: TokenEvent) -> None:
         """Tokens of a choice. Several at once count as equally spaced since the one before them."""
@@ -128,8 +139,14 @@ class RequestTimer:
                 for _ in event.token_ids:
                     self._metrics.inter_token.observe((now - last) / len(event.token_ids))
             self._last[key] = now
-        if event.finish_reason is not None:
-            self._metrics.count_choice(event.finish_reason)
+        if event.finish_reason in _WELL_ENDED:
+            self._open_choices -= 1
+            self._metrics.count_choices(event.finish_reason)
+
+    def observe_abort(self, reason: FinishReason) -> None:
+        """The choices that have not ended by themselves never will."""
+        self._metrics.count_choices(reason, self._open_choices)
+        self._open_choices = 0
 
     def observe_end(self, usage: Usage) -> None:
         """The end of one engine request that ended well."""

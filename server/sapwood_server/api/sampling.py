@@ -50,7 +50,7 @@ def to_sampling(
         stop=_stop(body.stop),
         stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or (), info.vocab_size),
         ignore_eos=bool(body.ignore_eos),
-        n=integer("n", body.n, 1, 1, min(MAX_CHOICES, info.max_num_seqs)),
+        n=integer("n", body.n, 1, 1, MAX_CHOICES),
     )
 
 

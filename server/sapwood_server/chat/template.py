@@ -48,7 +48,7 @@ class ChatTemplate:
                 )
         name = self._choose(bool(tools))
         try:
-            return self._render(name, messages, tools, options)
+            return self._render(name, messages, tools, options, text_arguments=self._text_arguments[name])
         except Exception as error:  # A template is a program: it can raise anything that Python can.
             reason = f"the model's chat template {_verdict(error)}"
             raise BadRequestError(reason, param="messages") from error
@@ -64,8 +64,15 @@ class ChatTemplate:
             param="messages",
         )
 
-    def _render(self, name: str, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> str:
-        text_arguments = self._text_arguments.get(name, True)
+    def _render(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        options: Mapping[str, Any],
+        *,
+        text_arguments: bool,
+    ) -> str:
         variables = {
             **self._special_tokens,
             **options,
@@ -86,7 +93,7 @@ class ChatTemplate:
         )
         tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
         try:
-            return _PROBE_ARGUMENTS in self._render(name, messages, (tool,), {})
+            return _PROBE_ARGUMENTS in self._render(name, messages, (tool,), {}, text_arguments=True)
         except RunawayTemplateError as error:
             raise StartupError(f"chat template {name!r} {error} on a conversation of three messages") from error
         except Exception:  # noqa: BLE001 - it may refuse text, or calls of any kind: mappings are the convention
