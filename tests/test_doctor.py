@@ -12,6 +12,7 @@ from sapwood_server.doctor import (
     FETCH_DEMO_COMMAND,
     Finding,
     compute_findings,
+    distinct,
     model_findings,
     package_finding,
     package_findings,
@@ -27,6 +28,7 @@ REPORT = ComputeReport(
     device_detail="AVX512, 2 threads",
     dtype="bfloat16",
     dtype_reason="AVX512-BF16",
+    packed="yes",
     architecture="llama",
     max_model_len=8192,
     weight_bytes=2**28,
@@ -105,3 +107,10 @@ def test_a_compute_side_that_does_not_run_is_a_problem() -> None:
         raise StartupError("no module named torch")
 
     assert problems(list(compute_findings(ServerConfig(), broken))) == ["no module named torch"]
+
+
+def test_a_problem_is_told_once() -> None:
+    wrong = Finding(subject="model", found="m", problem="no such model: 'm'")
+    again = Finding(subject="start", found="-", problem="no such model: 'm'")
+    fine = Finding(subject="python", found="3.11")
+    assert distinct([fine, wrong, again, fine]) == [fine, wrong, fine]

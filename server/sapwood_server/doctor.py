@@ -50,7 +50,7 @@ def doctor(
     """Show versions, device, model and memory plan; exit with code 1 if something is wrong."""
     if fetch_demo:
         fetch_demo_model()
-    findings = [*package_findings(), *model_findings(config), *compute_findings(config, run_report)]
+    findings = distinct([*package_findings(), *model_findings(config), *compute_findings(config, run_report)])
     sys.stdout.write(msgspec.json.encode(findings).decode() + "\n" if json else render(findings))
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)
@@ -107,12 +107,24 @@ def compute_findings(config: ServerConfig, run: Callable[[ServerConfig], Compute
         return
     yield Finding(subject="device", found=f"{report.device} ({report.device_detail}), torch {report.torch}")
     yield Finding(subject="dtype", found=f"{report.dtype}: {report.dtype_reason}")
+    yield Finding(subject="packed weights", found=report.packed)
     if report.architecture is not None:
         yield Finding(subject="architecture", found=f"{report.architecture}, context {report.max_model_len} tokens")
     if report.weight_bytes is not None and report.kv_bytes is not None:
         yield Finding(subject="memory plan", found=_memory_plan(report, report.weight_bytes, report.kv_bytes))
     if report.problem is not None:
         yield Finding(subject="start", found="-", problem=report.problem)
+
+
+def distinct(findings: list[Finding]) -> list[Finding]:
+    """Each problem once: a model that is not there also keeps the engine from starting, in the same words."""
+    told: set[str] = set()
+    kept = []
+    for finding in findings:
+        if finding.problem is None or finding.problem not in told:
+            kept.append(finding)
+        told.add(finding.problem or "")
+    return kept
 
 
 def run_report(config: ServerConfig) -> ComputeReport:
