@@ -49,7 +49,9 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     Returns int64 [R]. An entry of zero is never drawn. Sums are fp64, and taken in two levels.
     """
     num_rows, size = probabilities.shape
-    blocks = torch.nn.functional.pad(probabilities, (0, -size % _BLOCK)).view(num_rows, -1, _BLOCK)
+    if size % _BLOCK:
+        probabilities = torch.nn.functional.pad(probabilities, (0, -size % _BLOCK))
+    blocks = probabilities.reshape(num_rows, -1, _BLOCK)
     block_cdf = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = uniform * block_cdf[:, -1]
     block = (block_cdf <= target[:, None]).sum(-1)

@@ -99,7 +99,7 @@ class Sampler:
         chosen = logits if len(rows) == len(logits) else logits[index]
         # Shifted first: a tiny temperature then sends all but the largest to minus infinity, and none to plus.
         peak = chosen.gather(1, best[index][:, None])
-        probabilities = ((chosen - peak) / temperature[:, None]).softmax(-1)
+        probabilities = (chosen - peak).div_(temperature[:, None]).softmax(-1)
         filtered = [i for i, params in enumerate(sampling) if params.top_k or params.top_p < 1 or params.min_p > 0]
         drawn = draw(probabilities, uniform) if len(filtered) < len(rows) else torch.empty_like(index)
         if filtered:
