@@ -81,12 +81,18 @@ def chat(base_url: str, messages: Sequence[Mapping[str, str]], max_tokens: int) 
 
 def served_model(base_url: str) -> str:
     """The first model that the server lists."""
-    return str(_call(base_url, "GET", "/v1/models", None)["data"][0]["id"])
+    return str(json.loads(get(base_url, "/v1/models"))["data"][0]["id"])
+
+
+def get(base_url: str, path: str) -> bytes:
+    """The body of an answer. Raises RequestFailed unless the status is 200."""
+    return _call(base_url, "GET", path, None)
 
 
 def post(base_url: str, path: str, body: Mapping[str, object]) -> dict[str, Any]:
     """Sends a JSON body, returns the JSON answer. Raises RequestFailed unless the status is 200."""
-    return _call(base_url, "POST", path, body)
+    answer: dict[str, Any] = json.loads(_call(base_url, "POST", path, body))
+    return answer
 
 
 def stream_events(base_url: str, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -102,13 +108,12 @@ def stream_events(base_url: str, path: str, body: Mapping[str, object]) -> Itera
         connection.close()
 
 
-def _call(base_url: str, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+def _call(base_url: str, method: str, path: str, body: Mapping[str, object] | None) -> bytes:
     connection = _connect(base_url)
     try:
-        answer: dict[str, Any] = json.loads(_send(connection, method, path, body).read())
+        return _send(connection, method, path, body).read()
     finally:
         connection.close()
-    return answer
 
 
 def _connect(base_url: str) -> http.client.HTTPConnection:

@@ -7,10 +7,13 @@ import sys
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from sapwood_bench.machine import Machine
+
+_WIDTH = 120
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,17 +66,22 @@ def publish(report: Report, *, as_json: bool) -> None:
 def _print_table(report: Report) -> None:
     machine = report.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=_WIDTH)
     console.print(f"$ {report.command}", markup=False)
     console.print(
         f"{machine.cpu}, {machine.cores} cores, {' '.join(machine.vector_flags)}; load {machine.load_average}"
     )
     console.print(f"{machine.system}, Python {machine.python}, {packages}; {machine.date}")
     console.print("; ".join(f"{name} {value}" for name, value in report.settings.items()), markup=False)
-    table = Table()
+    table = Table(box=box.MARKDOWN)
     for heading in ("figure", "value", "unit", "target", ""):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
+        table.add_column(heading, justify="right" if heading == "value" else "left", no_wrap=True)
     for figure in report.figures:
         verdict = {True: "met", False: "MISSED", None: ""}[figure.met]
-        table.add_row(figure.name, f"{figure.value:,.4g}", figure.unit, figure.target, verdict)
+        table.add_row(figure.name, _number(figure.value), figure.unit, figure.target, verdict)
     console.print(table)
+
+
+def _number(value: float) -> str:
+    """Four significant digits, but never fewer than there are before the point: 16,320 and 0.1235."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

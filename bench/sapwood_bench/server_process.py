@@ -18,7 +18,7 @@ from sapwood_server.errors import SapwoodError
 SERVE_COMMAND = (sys.executable, "-m", "sapwood_server", "serve")
 STOP_SECONDS = 20.0
 
-_READY = re.compile(r"ready at (http://[\w.:]+)")
+_READY = re.compile(r"ready at (http://[\w.]+:\d+)")
 _POLL_SECONDS = 0.01
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
 
-from sapwood_bench.client import complete
+from sapwood_bench.client import complete, get
 from sapwood_bench.machine import this_machine
 from sapwood_bench.report import Figure, Report, publish
 from sapwood_bench.server_process import sapwood_server
@@ -55,6 +54,5 @@ def shared_prefix(
 
 def computed_tokens(base_url: str) -> float:
     """Prompt tokens that went through the model since the server's start."""
-    with urllib.request.urlopen(f"{base_url}/metrics") as answer:
-        match = _COMPUTED.search(answer.read().decode())
+    match = _COMPUTED.search(get(base_url, "/metrics").decode())
     return float(match[1]) if match else 0.0

@@ -39,7 +39,7 @@ def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_table_names_figures_settings_and_machine(capsys: pytest.CaptureFixture[str]) -> None:
     publish(report(Figure(name="speed", value=1234.5, unit="tokens/s", at_least=2.0)), as_json=False)
     printed = capsys.readouterr().out
-    for part in ("speed", "1,23", "tokens/s", ">= 2", "met", "model m", "torch", "cores", "$ sapwood"):
+    for part in ("speed", "1,234", "tokens/s", ">= 2", "met", "model m", "torch", "cores", "$ sapwood"):
         assert part in printed
 
 
