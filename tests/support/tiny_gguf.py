@@ -50,6 +50,7 @@ def make_tiny_gguf(
     seed: int = 0,
     overrides: Mapping[str, Any] | None = None,
     metadata: Mapping[str, float | int | str] | None = None,
+    rope_factors: tuple[float, ...] = (),
 ) -> dict[str, Tensor]:
     """Writes `path` and returns the values that its tensors stand for, fp32, by Hugging Face's name and in its order.
 
@@ -60,6 +61,8 @@ def make_tiny_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     add_hyperparameters(writer, config, metadata or {})
     add_byte_level_vocabulary(writer, config["vocab_size"])
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
     written: dict[str, Tensor] = {}
     for name, tensor in random_tensors(config, seed).items():
         values = tensor.numpy()
@@ -86,8 +89,9 @@ def add_hyperparameters(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if key not in more:
+            writer.add_uint32(f"{writer.arch}.{key}", config["head_dim"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     for key, value in more.items():
