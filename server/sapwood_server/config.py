@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,12 @@ def parse_bytes(text: str) -> int:
             f"not a size in bytes: {text!r} (accepted: a positive number, alone or with KiB, MiB, GiB, KB, MB, GB)"
         )
     return size
+
+
+def onednn_isa_limit() -> str | None:
+    """oneDNN's variable `ONEDNN_MAX_CPU_ISA` in upper case, the most that it uses of the CPU; None: no limit."""
+    value = os.environ.get("ONEDNN_MAX_CPU_ISA", "").strip().upper()
+    return value if value not in ("", "ALL", "DEFAULT") else None
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:

@@ -1,0 +1,73 @@
+"""One decoder for every architecture, in terms of ops and linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sapwood_kernels.dispatch import Ops
+from sapwood_server.model.config import ModelConfig
+from sapwood_server.model.linear import Linear, make_linear
+from sapwood_server.model.weights import LayerWeights, ModelWeights
+
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]) -> [num_tokens, num_heads * head_dim]: rotates,
+stores keys and values, attends."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """One layer's linears, and the norm that follows each of its two halves."""
+
+    qkv: Linear
+    o: Linear
+    post_attention_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    next_norm: Tensor
+    """The next layer's input norm; the last layer's is the final norm."""
+
+
+class Decoder:
+    """The forward pass. The residual stream is fp32, what linears take and give is `dtype`."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, ops: Ops, packed: bool) -> None:
+        self._eps = config.rms_norm_eps
+        self._ops = ops
+        self._embedding = weights.embedding
+        self._first_norm = weights.layers[0].input_norm
+        next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm]
+        self._layers = tuple(map(_make_layer, weights.layers, next_norms, [packed] * len(next_norms)))
+        self._lm_head = make_linear(weights.lm_head, None, packed)
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """token_ids int64 [num_tokens] -> hidden states after the final norm, [num_tokens, hidden]."""
+        ops, eps = self._ops, self._eps
+        embedded = functional.embedding(token_ids, self._embedding)
+        residual = embedded.float() if embedded.dtype != torch.float32 else embedded
+        x = ops.rms_norm(residual, self._first_norm, eps, embedded.dtype)
+        for index, layer in enumerate(self._layers):
+            attended = layer.o(attend(index, layer.qkv(x)))
+            x = ops.add_rms_norm(attended, residual, layer.post_attention_norm, eps)
+            x = layer.down(ops.silu_mul(layer.gate_up(x)))
+            x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] -> fp32 [n, vocab_size]."""
+        return self._lm_head(hidden).float()
+
+
+def _make_layer(weights: LayerWeights, next_norm: Tensor, packed: bool) -> DecoderLayer:
+    return DecoderLayer(
+        qkv=make_linear(weights.qkv, weights.qkv_bias, packed),
+        o=make_linear(weights.o, None, packed),
+        post_attention_norm=weights.post_attention_norm,
+        gate_up=make_linear(weights.gate_up, None, packed),
+        down=make_linear(weights.down, None, packed),
+        next_norm=next_norm,
+    )

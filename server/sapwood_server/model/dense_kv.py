@@ -1,0 +1,107 @@
+"""Dense copies of the keys and values of sequences that decode: what makes a CPU's decode fast at long contexts.
+
+A decode step reads all keys and values of a sequence. Gathering them from pages first costs as much as attention
+itself, and torch's CPU products are fast on fp32 with transposed keys only. So a sequence that decodes gets a copy in
+that form, made once and extended by each token. Pages stay the truth: every token is written there too, by the end of
+its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from sapwood_server.model.config import ModelConfig
+
+_ROOM = 256
+"""Tokens that a new copy has room for beyond those it holds. When full, it moves to one a quarter larger."""
+
+
+class DenseCopy:
+    """The first `num_tokens` tokens of a sequence, in fp32: keys `[num_layers, num_kv_heads, head_dim, capacity]` and
+    values `[num_layers, num_kv_heads, capacity, head_dim]`."""
+
+    def __init__(self, config: ModelConfig, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_tokens = 0
+        self.keys = torch.empty(config.num_layers, config.num_kv_heads, config.head_dim, capacity)
+        self.values = torch.empty(config.num_layers, config.num_kv_heads, capacity, config.head_dim)
+
+    def fill(self, tokens: Tensor, num_tokens: int) -> None:
+        """Takes over gathered pages, [num_layers, 2, num_kv_heads, >= num_tokens, head_dim]."""
+        self.keys[..., :num_tokens] = tokens[:, 0, :, :num_tokens].transpose(2, 3)
+        self.values[..., :num_tokens, :] = tokens[:, 1, :, :num_tokens]
+        self.num_tokens = num_tokens
+
+    def take_over(self, other: DenseCopy) -> None:
+        """Copies everything from a smaller copy."""
+        count = other.num_tokens
+        self.keys[..., :count] = other.keys[..., :count]
+        self.values[..., :count, :] = other.values[..., :count, :]
+        self.num_tokens = count
+
+    def token(self, position: int) -> Tensor:
+        """The token at `position` as pages hold it, [num_layers, 2, num_kv_heads, head_dim]."""
+        return torch.stack((self.keys[..., position], self.values[..., position, :]), dim=1)
+
+
+class DenseKV:
+    """The dense copies of all sequences, within a budget. A sequence for which there is no room decodes from pages."""
+
+    def __init__(self, config: ModelConfig, max_bytes: int, max_tokens: int) -> None:
+        self._config = config
+        self._bytes_per_token = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        self._max_tokens = max_tokens
+        self._free_tokens = max_bytes // self._bytes_per_token
+        self._copies: dict[int, DenseCopy] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the copies hold now."""
+        return self._bytes_per_token * sum(copy.capacity for copy in self._copies.values())
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """Frees copies; sequences without one are no error."""
+        for sequence_id in sequence_ids:
+            copy = self._copies.pop(sequence_id, None)
+            if copy is not None:
+                self._free_tokens += copy.capacity
+
+    def get(self, sequence_id: int, num_tokens: int) -> DenseCopy | None:
+        """The sequence's copy if it holds exactly `num_tokens` tokens and has room for one more."""
+        copy = self._copies.get(sequence_id)
+        if copy is None:
+            return None
+        if copy.num_tokens != num_tokens:
+            # Tokens went by that were not decoded (the sequence was handed a chunk): start again from the pages.
+            self.release([sequence_id])
+            return None
+        if num_tokens < copy.capacity:
+            return copy
+        larger = self._allocate(num_tokens)
+        self.release([sequence_id])
+        if larger is not None:
+            larger.take_over(copy)
+            self._copies[sequence_id] = larger
+        return larger
+
+    def create(self, sequence_id: int, num_tokens: int) -> DenseCopy | None:
+        """An empty copy with room for `num_tokens` and some more; None if the budget does not allow it."""
+        copy = self._allocate(num_tokens)
+        if copy is not None:
+            self._copies[sequence_id] = copy
+        return copy
+
+    def _allocate(self, num_tokens: int) -> DenseCopy | None:
+        capacity = min(num_tokens + max(_ROOM, num_tokens // 4), self._max_tokens)
+        # An odd number of cache lines: rows of transposed keys that lie a power of two apart would share cache sets.
+        capacity = (capacity + 31) // 32 * 32 + 16
+        if capacity > self._free_tokens:
+            return None
+        self._free_tokens -= capacity
+        return DenseCopy(self._config, capacity)

@@ -1,0 +1,66 @@
+"""Which dtype a model runs in on a CPU, and why: decided once at start from what the CPU can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sapwood_server.errors import StartupError
+
+_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+_BF16_ISA_LIMITS = frozenset(
+    {
+        "AVX512_CORE_BF16",
+        "AVX512_CORE_FP16",
+        "AVX512_CORE_AMX",
+        "AVX512_CORE_AMX_FP16",
+        "AVX10_1_512",
+        "AVX10_1_512_AMX",
+        "AVX10_1_512_AMX_FP16",
+        "AVX10_2_512",
+        "AVX10_2_512_AMX_2",
+    }
+)
+"""Values of oneDNN's ONEDNN_MAX_CPU_ISA under which it still multiplies bf16 in hardware."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The dtype of weights, activations and KV pages."""
+
+    dtype: torch.dtype
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """As `--dtype` takes it."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+def choose_cpu_dtype(asked: str, cpu_flags: frozenset[str], isa_limit: str | None) -> DtypeChoice:
+    """`asked` if it is not `auto`. Else bf16 if this CPU multiplies it in hardware (AVX512-BF16 or AMX) and oneDNN may
+    use that, else fp32: in software, bf16 takes two to four times as long as fp32."""
+    if asked != "auto":
+        return DtypeChoice(DTYPES[asked], "--dtype asks for it")
+    found = [flag for flag in _BF16_FLAGS if flag in cpu_flags]
+    if not found:
+        return DtypeChoice(torch.float32, "the CPU has neither AVX512-BF16 nor AMX")
+    if isa_limit is not None and isa_limit not in _BF16_ISA_LIMITS:
+        return DtypeChoice(torch.float32, f"ONEDNN_MAX_CPU_ISA={isa_limit} keeps oneDNN from the CPU's {found[0]}")
+    return DtypeChoice(torch.bfloat16, f"the CPU has {' and '.join(found)}")
+
+
+def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The first processor's flags as Linux names them. StartupError if the system does not say."""
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            name, _, flags = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(flags.split())
+    except OSError as error:
+        raise StartupError(f"{cpuinfo} can't be read: {error.strerror} (set --dtype)") from error
+    return frozenset()

@@ -1,0 +1,123 @@
+"""From a configuration to a runner that is ready for its first step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sapwood_kernels.dispatch import cpu_ops
+from sapwood_server.config import ServerConfig, onednn_isa_limit
+from sapwood_server.errors import StartupError
+from sapwood_server.formats.model_files import ModelFiles, resolve_model
+from sapwood_server.formats.vocabulary import load_vocabulary
+from sapwood_server.model.config import ModelConfig
+from sapwood_server.model.config_files import load_model_config
+from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
+from sapwood_server.model.fingerprint import model_fingerprint
+from sapwood_server.model.linear import packed_ops_problem
+from sapwood_server.model.memory import KVPlan, available_memory, default_kv_memory, plan_kv, weight_bytes
+from sapwood_server.model.runner import Model, ModelRunner
+from sapwood_server.model.warm_up import warm_up
+from sapwood_server.model.weights import load_weights
+from sapwood_server.values.messages import EngineInfo
+
+_logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+"""(stage, fraction in [0, 1])."""
+
+CPU_MAX_BATCHED_TOKENS = 256
+"""A chunk of a step on a CPU: of a model of 135 million weights it takes under half a second on two cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """Everything decided before a weight is read."""
+
+    files: ModelFiles
+    config: ModelConfig
+    dtype: DtypeChoice
+    max_model_len: int
+    kv: KVPlan
+    weight_bytes: int
+
+
+def load_runner(config: ServerConfig, progress: Progress) -> ModelRunner:
+    """Plans, loads the weights, warms up. StartupError, one line, for whatever keeps the model from running here."""
+    started = time.perf_counter()
+    plan = plan_load(config)
+    _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
+    _logger.info("KV: %d pages of %d tokens, %d MiB", plan.kv.num_pages, plan.kv.page_size, plan.kv.num_bytes >> 20)
+    packed = _packed(plan.dtype)
+    weights = load_weights(
+        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=packed
+    )
+    num_tokens = load_vocabulary(plan.files).num_tokens
+    model = Model(plan.config, weights, cpu_ops(), packed, num_tokens)
+    info = EngineInfo(
+        model=plan.files.name,
+        architecture=plan.config.architecture,
+        fingerprint=model_fingerprint(plan.files, plan.config, weights, plan.kv.page_size),
+        device="cpu",
+        dtype=plan.dtype.name,
+        dtype_reason=plan.dtype.reason,
+        vocab_size=plan.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        page_size=plan.kv.page_size,
+        num_pages=plan.kv.num_pages,
+        kv_bytes_per_token=plan.kv.bytes_per_token,
+        max_batched_tokens=config.max_batched_tokens or CPU_MAX_BATCHED_TOKENS,
+        max_num_seqs=config.max_num_seqs,
+        weight_bytes=plan.weight_bytes,
+        load_seconds=0.0,
+    )
+    runner = ModelRunner(model, plan.kv, info)
+    progress("warm-up", 0.0)
+    warm_up(runner)
+    progress("warm-up", 1.0)
+    runner.finish_loading(time.perf_counter() - started)
+    return runner
+
+
+def plan_load(config: ServerConfig) -> LoadPlan:
+    """Device, dtype, context and memory. StartupError for what can't be."""
+    if config.device == "cuda":
+        raise StartupError("--device is cuda, which is not implemented yet (accepted: auto, cpu)")
+    files = resolve_model(config.model)
+    model = load_model_config(files)
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise StartupError(
+            f"--max-model-len is {max_model_len}, but the model's context is {model.max_position_embeddings} tokens"
+        )
+    model.check_context(max_model_len)
+    dtype = choose_cpu_dtype(config.dtype, read_cpu_flags(), onednn_isa_limit())
+    weights = weight_bytes(model, dtype.dtype)
+    memory = config.kv_memory_bytes
+    if memory is None:
+        memory = default_kv_memory(available_memory(), weights)
+    return LoadPlan(
+        files=files,
+        config=model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv=plan_kv(model, dtype.dtype, config.page_size, max_model_len, memory),
+        weight_bytes=weights,
+    )
+
+
+def _packed(dtype: DtypeChoice) -> bool:
+    """Whether decode may take packed weights: they come with bf16. The answer and its reason go to the log."""
+    if dtype.dtype != torch.bfloat16:
+        _logger.info("decode takes dense weights: packed ones need bfloat16")
+        return False
+    problem = packed_ops_problem()
+    if problem is None:
+        _logger.info("decode takes the checkpoint's own 4- and 8-bit weights where it has them")
+        return True
+    _logger.warning("decode takes dense weights: this torch has no packed products: %s", problem)
+    return False

@@ -1,0 +1,101 @@
+"""How a device's memory is shared out: weights, KV pages, and what a step needs besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sapwood_server.errors import StartupError
+from sapwood_server.model.config import ModelConfig
+
+CPU_KV_SHARE = 0.4
+"""Of the memory that is available once weights are counted, what pages take by default on a CPU."""
+CPU_KV_LIMIT = 4 * 2**30
+"""Bytes; a CPU's default stays under this."""
+DENSE_SHARE = 0.5
+"""Dense copies of decoding sequences may take this share of what the pages take, on top of it. They are made when
+needed; without room for one, a sequence decodes from pages, slower."""
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVPlan:
+    """The memory for keys and values."""
+
+    page_size: int
+    """Tokens."""
+    num_pages: int
+    """Page 0, which is reserved, included."""
+    bytes_per_token: int
+    dense_bytes: int
+    """Most that dense copies may take in all."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all pages."""
+        return self.num_pages * self.page_size * self.bytes_per_token
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all dense weights."""
+    attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + config.num_heads * config.head_dim
+    per_layer = config.hidden_size * (attention + 3 * config.intermediate_size)
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return (config.num_layers * per_layer + embeddings) * dtype.itemsize
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, max_model_len: int, memory: int) -> KVPlan:
+    """Pages for `memory` bytes. StartupError with both numbers if one sequence of `max_model_len` does not fit.
+
+    Never more than 2**31 slots.
+    """
+    per_token = kv_bytes_per_token(config, dtype)
+    page_bytes = per_token * page_size
+    num_pages = min(memory // page_bytes, 2**31 // page_size)
+    needed = (-(-max_model_len // page_size) + 1) * page_bytes
+    if num_pages * page_bytes < needed:
+        raise StartupError(
+            f"KV memory is {memory / _MIB:.1f} MiB, but one sequence of {max_model_len} tokens needs "
+            f"{needed / _MIB:.1f} MiB (raise --kv-memory or lower --max-model-len)"
+        )
+    return KVPlan(
+        page_size=page_size,
+        num_pages=num_pages,
+        bytes_per_token=per_token,
+        dense_bytes=int(memory * DENSE_SHARE),
+    )
+
+
+def default_kv_memory(available: int, weights: int) -> int:
+    """Bytes for KV pages on a CPU with `available` bytes free, of which `weights` are still to be loaded."""
+    return max(0, min(int((available - weights) * CPU_KV_SHARE), CPU_KV_LIMIT))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take: the system's `MemAvailable`, or what its control group leaves if that is
+    less. StartupError if the system does not say."""
+    try:
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError) as error:
+        raise StartupError(f"{meminfo} does not say how much memory is available (set --kv-memory)") from error
+    limit = _read_int(cgroup / "memory.max")
+    used = _read_int(cgroup / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _read_int(path: Path) -> int | None:
+    """The number in a file; None if there is none (no such file, or `max`)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,51 @@
+"""First calls of each shape, made before a person waits for them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sapwood_server.values.messages import EngineInfo
+from sapwood_server.values.plan import Phase, RowPlan, SampleSpec, StepPlan, StepResult
+from sapwood_server.values.sampling import SamplingParams
+
+_SEQUENCE_ID = -1
+_CHOICE_KEY = -1
+
+
+class WarmRunner(Protocol):
+    """What is warmed up."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+def warm_up(runner: WarmRunner) -> None:
+    """A chunk of the largest size, the chunk after it, and two decode steps; what they wrote is never read again."""
+    info = runner.info
+    chunk = min(info.max_batched_tokens, (info.max_model_len - 2) // 2, (info.num_pages - 1) * info.page_size // 2 - 2)
+    if chunk < 1:
+        return
+    covered = 0
+    sizes = ((0, chunk, Phase.PREFILL), (chunk, chunk, Phase.PREFILL))
+    decodes = ((2 * chunk, 1, Phase.DECODE), (2 * chunk + 1, 1, Phase.DECODE))
+    for start, count, phase in (*sizes, *decodes):
+        needed = -(-(start + count) // info.page_size)
+        new_pages = range(covered + 1, needed + 1)
+        covered = needed
+        runner.execute(StepPlan(step=-1, rows=(_row(start, count, phase, new_pages),)))
+    runner.execute(StepPlan(step=-1, rows=(), released=(_SEQUENCE_ID,), ended_choices=(_CHOICE_KEY,)))
+
+
+def _row(start: int, count: int, phase: Phase, new_pages: range) -> RowPlan:
+    sample = SampleSpec(
+        choice_key=_CHOICE_KEY, choice=0, sampling=SamplingParams(temperature=0.0), prompt_ids=(), output_ids=()
+    )
+    return RowPlan(
+        sequence_id=_SEQUENCE_ID,
+        token_ids=[0] * count,
+        start=start,
+        phase=phase,
+        new_pages=new_pages,
+        samples=(sample,),
+    )
