@@ -95,7 +95,7 @@ class EngineLoop:
 
         What it raises is fatal: the books of scheduler and cache can't be trusted any more, or the runner is broken.
         """
-        busy = False
+        busy = True  # the first stats are sent at once
         while not self._stopping or self._live:
             self._receive(wait_seconds=0.0 if busy or self._stopping else _IDLE_SECONDS)
             busy = self._step()
