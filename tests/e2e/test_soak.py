@@ -55,8 +55,8 @@ class Visit:
 
 
 def plan_visits(count: int, seed: int) -> Iterator[Visit]:
-    """Short prompts, most of them behind one of twelve shared prefixes. Answers are short, but for waves of long ones that
-    the pool can't hold together."""
+    """Short prompts, most of them behind one of twelve shared prefixes. Answers are short, but for waves of long ones
+    that the pool can't hold together."""
     draw = random.Random(seed)
     prefixes = [tuple(draw.randrange(3, 250) for _ in range(draw.randrange(0, 97))) for _ in range(12)]
     for number in range(count):
