@@ -16,11 +16,12 @@ class ApiError(SapwoodError):
 
     status = 500
     type = "server_error"
+    default_code: str | None = None
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = code or self.default_code
         self.param = param
 
 
@@ -29,6 +30,7 @@ class BadRequestError(ApiError):
 
     status = 400
     type = "invalid_request_error"
+    default_code = "invalid_value"
 
 
 class AuthenticationError(ApiError):

@@ -128,4 +128,4 @@ def test_a_template_that_cannot_be_parsed_ends_the_start() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "strftime_now"])
 def test_options_cannot_take_the_place_of_the_request(name: str) -> None:
     with pytest.raises(BadRequestError, match=f"chat_template_kwargs.{name}"):
-        render(CHATML, **{name: "x"})
+        ChatTemplate({"default": CHATML}, {"bos_token": "<s>"}).render((USER,), (), {name: "x"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from sapwood_server.api.app import create_app
 from sapwood_server.api.auth import KeyRing
 from sapwood_server.api.engine import Engine, EngineSlot
+from sapwood_server.api.listener import bind, url_of
 from sapwood_server.api.metrics import Metrics
 from sapwood_server.api.service import Service
 from sapwood_server.chat.prompt import PromptEncoder
@@ -41,10 +41,10 @@ CHAT_TEMPLATE = (
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-HANG = object()
-"""In a script: nothing comes any more."""
+HANG = threading.Event()
+"""In a script, an event that is not set lets nothing pass until it is; this one never will be."""
 
-Script = Callable[[Request], Iterable[Event | object]]
+Script = Callable[[Request], Iterable[Event | threading.Event]]
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -166,8 +166,9 @@ class ScriptedEngine:
         try:
             for item in self.script(request):
                 await asyncio.sleep(0)
-                if not isinstance(item, Event):
-                    await asyncio.Event().wait()
+                if isinstance(item, threading.Event):
+                    while not item.is_set():
+                        await asyncio.sleep(0.005)
                     continue
                 ended = isinstance(item, FinalEvent)
                 yield item
@@ -230,7 +231,7 @@ def make_service(
 @contextlib.contextmanager
 def running(service: Service) -> Iterator[str]:
     """A real HTTP server on a free port of 127.0.0.1, in a thread. Yields its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind("127.0.0.1", 0)
     app = create_app(service)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
@@ -238,7 +239,7 @@ def running(service: Service) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield url_of(listener)
     finally:
         server.should_exit = True
         thread.join()

@@ -15,7 +15,7 @@ from sapwood_server.api.wire_completions import CompletionBody
 
 def create_app(service: Service) -> FastAPI:
     """An app that serves this service; several can live in one process."""
-    app = FastAPI(title="Sapwood", version=version("sapwood"))
+    app = FastAPI(title="Sapwood", version=version("sapwood"), redirect_slashes=False)
     app.state.service = service
     for routes in (routes_chat, routes_completions, routes_models, routes_status):
         app.include_router(routes.router)

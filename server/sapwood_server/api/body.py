@@ -16,7 +16,7 @@ _DRAINED_SIZES = 8
 """An oversized body is read and dropped up to so many times the limit: a client that is still writing when the
 connection closes would see a reset instead of the answer."""
 
-_LOCATED = re.compile(r"^(?P<what>.*?) - at `(?:key in )?`?\$?(?P<path>[^`]*)`$", re.DOTALL)
+_LOCATED = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 
@@ -59,7 +59,7 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def _explain(message: str) -> ApiError:
     """msgspec's message in our words, with the path of the field as `param`."""
     located = _LOCATED.match(message)
-    what, path = (located["what"], located["path"].lstrip(".")) if located else (message, "")
+    what, path = (located["what"], located["path"]) if located else (message, "")
     if unknown := _UNKNOWN_FIELD.match(what):
         field = _join(path, unknown["field"])
         return BadRequestError(
@@ -71,7 +71,7 @@ def _explain(message: str) -> ApiError:
     if what.startswith("Invalid value") and path.rpartition(".")[2] in _ACCEPTED_TAGS:
         accepted = _ACCEPTED_TAGS[path.rpartition(".")[2]]
         value = what.removeprefix("Invalid value ")
-        return BadRequestError(f"{path} is {value}; accepted: {accepted}", code="invalid_value", param=path)
+        return BadRequestError(f"{path} is {value}; accepted: {accepted}", param=path)
     return BadRequestError(
         f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", code="invalid_type", param=path or None
     )

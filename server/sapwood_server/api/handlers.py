@@ -63,4 +63,4 @@ async def _on_validation_error(_request: Request, error: RequestValidationError)
     """A path or query parameter that FastAPI itself refused."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][1:])
-    return error_response(BadRequestError(f"{name}: {first['msg']}", code="invalid_value", param=name))
+    return error_response(BadRequestError(f"{name}: {first['msg']}", param=name))

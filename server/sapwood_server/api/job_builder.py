@@ -85,7 +85,6 @@ class JobBuilder:
             raise BadRequestError(
                 f"forced_tokens is {quote(forced)}; accepted: {num_choices} entries, one per choice, each a text or a "
                 "list of token ids (a single one may stand alone)",
-                code="invalid_value",
                 param="forced_tokens",
             )
         return tuple(self._forced_ids(entry) for entry in entries)

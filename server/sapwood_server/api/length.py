@@ -54,7 +54,7 @@ class LengthRules:
 
     def _check_prompt(self, prompt_tokens: int, param: str) -> None:
         if prompt_tokens == 0:
-            raise BadRequestError("the prompt has no tokens; accepted: at least one", code="invalid_value", param=param)
+            raise BadRequestError("the prompt has no tokens; accepted: at least one", param=param)
         if prompt_tokens >= self.context:
             raise BadRequestError(
                 f"This model's maximum context length is {self.context} tokens. However, your messages resulted in "

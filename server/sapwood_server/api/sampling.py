@@ -107,7 +107,6 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             raise BadRequestError(
                 f"logit_bias has the key {quote(key)}; accepted: token ids from 0 to {vocab_size - 1}",
-                code="invalid_value",
                 param="logit_bias",
             )
         entries[int(key)] = number(f"logit_bias[{key}]", value, 0.0, -100, 100)
@@ -122,4 +121,4 @@ def _stop(stop: str | list[str] | None) -> tuple[bytes, ...]:
 
 
 def _outside(name: str, value: object, accepted: str) -> BadRequestError:
-    return BadRequestError(f"{name} is {quote(value)}; accepted: {accepted}", code="invalid_value", param=name)
+    return BadRequestError(f"{name} is {quote(value)}; accepted: {accepted}", param=name)

@@ -123,7 +123,7 @@ _ROLES: dict[type[WireMessage], Role] = {
 def to_messages(wire: list[WireMessage]) -> tuple[Message, ...]:
     """The messages for the template, in order. Raises BadRequestError for one that can't be served."""
     if not wire:
-        raise BadRequestError("messages is []; accepted: at least one message", code="invalid_value", param="messages")
+        raise BadRequestError("messages is []; accepted: at least one message", param="messages")
     if isinstance(wire[-1], AssistantMessage):
         raise BadRequestError(
             "the last message is from the assistant; accepted: a last message from anybody else (continuing an answer "
@@ -168,7 +168,6 @@ def _to_assistant(wire: AssistantMessage, where: str) -> Message:
     if wire.content is None and not wire.tool_calls:
         raise BadRequestError(
             f"{where}.content is null; accepted: a string or a list of text parts, or null beside tool_calls",
-            code="invalid_value",
             param=f"{where}.content",
         )
     calls = tuple(_to_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(wire.tool_calls or ()))

@@ -36,7 +36,6 @@ def to_prompts(prompt: str | list[int | str | list[int]]) -> list[Prompt]:
         raise BadRequestError(
             f"prompt is {quote(prompt)}; accepted: a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of "
             "either, not mixed",
-            code="invalid_value",
             param="prompt",
         )
     return prompts

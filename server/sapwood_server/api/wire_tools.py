@@ -41,4 +41,4 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
 
 
 def _wrong(where: str, value: Any, accepted: str) -> BadRequestError:
-    return BadRequestError(f"{where} is {quote(value)}; accepted: {accepted}", code="invalid_value", param=where)
+    return BadRequestError(f"{where} is {quote(value)}; accepted: {accepted}", param=where)

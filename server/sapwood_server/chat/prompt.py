@@ -33,7 +33,9 @@ class PromptEncoder:
         """
         if self.template is None:
             raise BadRequestError(
-                "this model has no chat template, so it can't be used for chat; use /v1/completions", param="messages"
+                "this model has no chat template, so it can't be used for chat; use /v1/completions",
+                code="no_chat_template",
+                param="messages",
             )
         return self._encode(self.template.render(messages, tools, options))
 

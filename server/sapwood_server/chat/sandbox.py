@@ -24,7 +24,7 @@ PINNED_DATE = datetime(2024, 7, 26)
 """What `strftime_now` formats. Fixed, so that equal messages give equal prompts on every day; a caller that wants the
 model to know the date says it in a message, or in the template's own option for it."""
 
-MAX_STEPS = 500_000
+MAX_STEPS = 250_000
 """Loop iterations and calls that one rendering may take. A conversation of 10,000 messages takes some 100,000; as many
 as are allowed take one to two seconds."""
 

@@ -51,7 +51,7 @@ class ChatTemplate:
             return self._render(name, messages, tools, options, text_arguments=self._text_arguments[name])
         except Exception as error:  # A template is a program: it can raise anything that Python can.
             reason = f"the model's chat template {_verdict(error)}"
-            raise BadRequestError(reason, param="messages") from error
+            raise BadRequestError(reason, code="template_error", param="messages") from error
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self._templates:
@@ -61,6 +61,7 @@ class ChatTemplate:
         raise BadRequestError(
             f"this model has no default chat template, only {', '.join(sorted(self._templates)) or 'none at all'}; "
             "use /v1/completions",
+            code="no_chat_template",
             param="messages",
         )
 

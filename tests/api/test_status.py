@@ -1,0 +1,152 @@
+"""Health, readiness, version, metrics, unknown routes, request ids, the OpenAPI document."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from sapwood_server.api.metrics import Metrics
+from sapwood_server.values.messages import EngineStats, StepOutput
+from support.api_client import Api, error_of, metric_value
+from support.api_service import make_service, running, says
+
+
+def test_a_server_that_loads_is_alive_but_not_ready() -> None:
+    with running(make_service(None)) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/health").status_code == 200
+        assert error_of(client.get("/ready"), 503)["code"] == "loading"
+        assert client.get("/version").json()["engine"] is None
+        assert client.get("/metrics").status_code == 200
+        body = {"model": "scripted", "prompt": "x"}
+        assert error_of(client.post("/v1/completions", json=body), 503)["type"] == "service_unavailable"
+        assert error_of(client.get("/v1/models"), 503)["code"] == "loading"
+
+
+def test_a_server_whose_engine_restarts_is_alive_but_not_ready(api: Api) -> None:
+    assert api.client.get("/ready").status_code == 200
+    api.engine.ready = False
+    assert api.client.get("/health").status_code == 200
+    assert error_of(api.client.get("/ready"), 503)["code"] == "engine_unavailable"
+    api.engine.failure = "it died too often"
+    assert "died too often" in error_of(api.client.get("/ready"), 503)["message"]
+    api.engine.ready, api.engine.failure = True, None
+    assert api.client.get("/ready").status_code == 200
+
+
+def test_version_shows_what_the_engine_decided(api: Api) -> None:
+    body = api.client.get("/version").json()
+    assert body["version"]
+    assert body["engine"]["page_size"] == 16
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/chat/completions/", "/%00", "/v1/models/"])
+def test_an_unknown_route_is_a_404_with_the_error_object(api: Api, path: str) -> None:
+    assert error_of(api.client.get(path), 404)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
+def test_a_wrong_method_is_a_405_that_names_the_right_one(api: Api, method: str) -> None:
+    response = api.client.request(method, "/v1/chat/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["Allow"] == "POST"
+
+
+def test_request_ids_are_echoed_or_made(api: Api) -> None:
+    assert api.client.get("/health", headers={"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
+    made = [api.client.get("/nothing").headers["X-Request-Id"] for _ in range(2)]
+    assert len(set(made)) == 2
+    assert api.chat(stream=True).headers["X-Request-Id"]
+    for odd in ("a b", "x" * 129, "\x7f"):
+        assert api.client.get("/health", headers={"X-Request-Id": odd}).headers["X-Request-Id"] != odd
+
+
+def test_http_requests_are_counted_by_route_not_by_what_the_client_wrote(start: Callable[..., Api]) -> None:
+    api = start()
+    for name in ("scripted", "x", "y"):
+        api.client.get(f"/v1/models/{name}")
+    for path in ("/a", "/b"):
+        api.client.get(path)
+    assert api.metric('sapwood_http_requests_total{path="/v1/models/{model:path}",status="404"}') == 2
+    assert api.metric('sapwood_http_requests_total{path="unmatched",status="404"}') == 2
+
+
+def test_answers_are_counted_and_timed(start: Callable[..., Api]) -> None:
+    api = start(says("hello", per_event=2))
+    api.chat(n=2)
+    api.chat(stream=True)
+    assert api.metric('sapwood_request_success_total{finish_reason="stop"}') == 3
+    assert api.metric('sapwood_request_success_total{finish_reason="cancelled"}') == 0
+    for name, count in (
+        ("time_to_first_token", 2),
+        ("e2e_request_latency", 2),
+        ("queue", 2),
+        ("prefill", 2),
+        ("inter_token_latency", 3 * 4),
+    ):
+        assert api.metric(f"sapwood_{name}_seconds_count") == count, name
+
+
+def test_two_apps_share_no_metrics(start: Callable[..., Api]) -> None:
+    first, second = start(), start()
+    first.chat()
+    assert second.metric('sapwood_request_success_total{finish_reason="stop"}') == 0
+
+
+def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
+    metrics = Metrics()
+    counters = itertools.accumulate([1, 1])
+    for count in counters:
+        stats = EngineStats(
+            requests_running=3,
+            requests_waiting=2,
+            pages_free=10,
+            pages_cached=20,
+            pages_active=30,
+            steps=count,
+            preemptions=count,
+            prompt_tokens_computed=100 * count,
+            prompt_tokens_cached=10 * count,
+            recomputed_tokens=count,
+            generation_tokens=5 * count,
+        )
+        metrics.observe_step(StepOutput(events=(), stats=stats, step_seconds=(0.001, 0.1, 0.01)))
+    metrics.observe_step(StepOutput(events=(), stats=EngineStats(steps=1, generation_tokens=7)))
+    text = metrics.exposition().decode()
+    expected = {
+        "requests_running": 0,
+        "preemptions_total": 2,
+        'prompt_tokens_total{source="computed"}': 200,
+        'prompt_tokens_total{source="device"}': 20,
+        "recomputed_tokens_total": 2,
+        "generation_tokens_total": 17,
+        'step_seconds_count{part="schedule"}': 2,
+        'step_seconds_sum{part="forward"}': 0.2,
+    }
+    assert {name: metric_value(text, f"sapwood_{name}") for name in expected} == expected
+
+
+def test_gauges_show_the_last_step() -> None:
+    metrics = Metrics()
+    stats = EngineStats(requests_running=3, requests_waiting=2, pages_free=10, pages_cached=20, pages_active=30)
+    metrics.observe_step(StepOutput(events=(), stats=stats))
+    text = metrics.exposition().decode()
+    assert metric_value(text, "sapwood_requests_running") == 3
+    assert metric_value(text, "sapwood_requests_waiting") == 2
+    assert [metric_value(text, f'sapwood_kv_pages{{state="{s}"}}') for s in ("free", "cached", "active")] == [
+        10,
+        20,
+        30,
+    ]
+
+
+def test_the_openapi_document_describes_the_bodies(api: Api) -> None:
+    document = api.client.get("/openapi.json").json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatBody"}
+    properties = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert {"messages", "temperature", "forced_tokens"} <= properties.keys()
+    assert document["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
+    assert api.client.get("/docs").status_code == 200
