@@ -156,15 +156,16 @@ class KVCacheManager:
         if node is None:
             return
         size = self.page_size
-        while table.num_published < num_written:
-            index = table.num_published // size
-            end = min((index + 1) * size, num_written)
+        published = table.num_published
+        while published < num_written:
+            index = published // size
+            start = index * size
+            published = start + size if start + size < num_written else num_written
             page = table.pages[index]
-            key = bytes(table.data[index * size * TOKEN_BYTES : end * TOKEN_BYTES])
-            node = self.tree.write(node, page, key)
+            node = self.tree.write(node, page, bytes(table.data[start * TOKEN_BYTES : published * TOKEN_BYTES]))
             if node.page != page:
                 table.private.append(page)
-            table.num_published = end
+        table.num_published = published
         table.node = node
 
     def release(self, table: BlockTable) -> None:

@@ -139,8 +139,11 @@ class PrefixTree:
         page is full and its tokens are in the tree already, that is the existing node and `page` has left the tree:
         the first one written wins, the caller keeps its own page private.
         """
-        parent = node.parent if node.is_open and node.parent is not None else node
         is_full = len(key) == self._page_bytes
+        parent = node.parent if node.is_open and node.parent is not None else node
+        if node.is_open and not is_full and not parent.keys:
+            node.key = key
+            return node
         existing = parent.children.get(key) if is_full else None
         if existing is not None:
             self.hold(existing)

@@ -29,6 +29,8 @@ class AdmissionQueue:
     def __init__(self) -> None:
         self._waiting: list[SequenceState] = []
         self._arrivals = 0
+        self.version = 0
+        """Another one after each change."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -39,11 +41,13 @@ class AdmissionQueue:
     def push_new(self, sequence: SequenceState) -> None:
         """Queue the first choice of a request that has just arrived."""
         self._arrivals += 1
+        self.version += 1
         sequence.order = (sequence.owner.request.priority, 1, self._arrivals)
         insort(self._waiting, sequence, key=_order)
 
     def push_back(self, sequence: SequenceState) -> None:
         """Queue a sequence of an admitted request: preempted, or a choice that forks off. It keeps its order."""
+        self.version += 1
         insort(self._waiting, sequence, key=_order)
 
     def remove(self, sequence: SequenceState) -> None:
@@ -52,6 +56,7 @@ class AdmissionQueue:
         if index == len(self._waiting) or self._waiting[index] is not sequence:
             raise ValueError(f"choice {sequence.choice} of {sequence.owner.request.request_id!r} does not wait")
         del self._waiting[index]
+        self.version += 1
 
     def ranked(self, hit_pages: Callable[[SequenceState], int]) -> list[SequenceState]:
         """The waiting sequences in the order in which to admit them, without those whose tokens are in flight.

@@ -36,6 +36,8 @@ class Planner:
         self.queue = AdmissionQueue()
         self._last_sequence_id = 0
         self._admissions = 0
+        self._blocked = (-1, 0)
+        """Version of the queue and pages to spare when its first did not fit, nobody's tokens being in flight."""
         self.released: list[int] = []
         """Sequence ids that stopped running since `plan` was last called with success."""
 
@@ -70,15 +72,21 @@ class Planner:
 
     def _plan_running(self, step: StepBuilder) -> None:
         prefills: list[SequenceState] = []
+        page_size = self._cache.page_size
         index = 0
         while index < len(self.running):  # preemption shortens the list, from its end
             sequence = self.running[index]
             index += 1
-            table = self._table(sequence)
-            if not sequence.output_ids or sequence.num_tokens - table.num_written > 1:
+            if sequence.packed:
                 prefills.append(sequence)
-            elif step.tokens_left and self._make_room(step, sequence, table):
-                step.add_row(sequence, table.num_written, 1, self._cache.extend(table, 1))
+                continue
+            if not step.tokens_left:
+                continue
+            table = self._table(sequence)
+            if table.num_written < len(table.pages) * page_size:
+                step.add_decode(sequence, table.num_written, ())
+            elif self._make_room(step, sequence, table):
+                step.add_decode(sequence, table.num_written, self._cache.extend(table, 1))
         for sequence in prefills:
             if not step.tokens_left:
                 break
@@ -110,7 +118,7 @@ class Planner:
         start = table.num_written
         num_tokens = min(sequence.num_tokens - start, step.tokens_left, self._cache.room(table))
         new_pages = self._cache.extend(table, num_tokens)
-        step.add_row(sequence, start, num_tokens, tuple(table.pages) if first else new_pages)
+        step.add_chunk(sequence, start, num_tokens, tuple(table.pages) if first else new_pages)
 
     # Admission
 
@@ -123,9 +131,12 @@ class Planner:
             if sequence.packed:
                 computing.setdefault(sequence.owner.request.salt, []).append(sequence)
                 reserved += self._pages_due(sequence)
-        if self.running and self._cache.num_available <= reserved:
+        spare = self._cache.num_available - reserved
+        if self.running and (spare <= 0 or self._is_blocked(spare)):
             return
-        for sequence in self.queue.ranked(self._hit_pages):
+        ranked = self.queue.ranked(self._hit_pages)
+        may_block = len(ranked) == len(self.queue)
+        for sequence in ranked:
             if not step.tokens_left or len(self.running) >= self._limits.max_num_seqs:
                 return
             match = self._match(sequence)
@@ -133,13 +144,22 @@ class Planner:
             if self._cache.prefix_cache:
                 sequence.waits_for = find_in_flight(sequence, match.num_tokens, peers)
                 if sequence.waits_for is not None:
+                    may_block = False
                     continue
             missing = self._cache.pages_for(sequence.num_tokens) - match.num_pages
             if not self._cache.has_room(match, missing + reserved):
+                if may_block:
+                    self._blocked = self.queue.version, self._cache.num_available - reserved
                 return  # nobody behind it goes first: it would starve
             self._admit(step, sequence, match)
             peers.append(sequence)
             reserved += self._pages_due(sequence) + 1
+
+    def _is_blocked(self, spare: int) -> bool:
+        """Whether the sequence to be admitted next can't fit now because it did not with as many pages, and the queue
+        is the same: saves comparing all that wait in every step of a full pool."""
+        version, spare_then = self._blocked
+        return version == self.queue.version and spare <= spare_then
 
     def _admit(self, step: StepBuilder, sequence: SequenceState, match: Match) -> None:
         if sequence.owner.admitted_at is None:

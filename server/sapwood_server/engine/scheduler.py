@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 from sapwood_server.cache.integrity import require
 from sapwood_server.cache.manager import KVCacheManager
@@ -140,8 +139,12 @@ class Scheduler:
             self.cancel(request_id)
         self._cancelled.clear()
         for (sequence, row), samples in zip(rows, result.samples, strict=True):
-            if samples and sequence.finish_reason is None:
-                self._take_samples(row, sequence.owner, samples, started)
+            if sequence.finish_reason is None:
+                if len(samples) == 1:
+                    self._append(sequence, samples[0])
+                else:
+                    for spec, sampled in zip(row.samples, samples, strict=True):
+                        self._append(sequence.owner.sequences[spec.choice], sampled)
         self._counters.forward_seconds += result.forward_seconds
         self._counters.sample_seconds += result.sample_seconds
         self._counters.schedule_seconds += self._clock() - started
@@ -156,7 +159,7 @@ class Scheduler:
             pages_free=cache.num_free,
             pages_cached=cache.num_cached,
             pages_active=cache.num_pages - cache.num_free - cache.num_cached,
-            **asdict(self._counters),
+            **vars(self._counters),
         )
 
     def check(self) -> None:
@@ -188,26 +191,24 @@ class Scheduler:
             raise RuntimeError(f"sequence {row.sequence_id} has no pages although its step was in flight")
         end = row.start + len(row.token_ids)
         self._cache.publish(table, end)
-        self._counters.count_computed(sequence, row.start, end)
+        if row.start == sequence.num_seen >= sequence.owner.num_prompt_tokens:
+            sequence.num_seen = end  # a decode step
+        else:
+            self._counters.count_computed(sequence, row.start, end)
         if row.samples:
             sequence.packed = b""  # all of it is computed: nobody waits for it any more
 
-    def _take_samples(self, row: RowPlan, state: RequestState, samples: tuple[Sampled, ...], now: float) -> None:
-        if state.first_token_at is None:
-            state.first_token_at = now
-        for spec, sampled in zip(row.samples, samples, strict=True):
-            self._append(state.sequences[spec.choice], sampled)
-        if state.has_ended:
-            self._end_request(state, None)
-
     def _append(self, sequence: SequenceState, sampled: Sampled) -> None:
         token_id = sampled.token_id
+        state = sequence.owner
+        if state.first_token_at is None:
+            state.first_token_at = self._clock()
         data = sequence.accept(token_id)
         sequence.sampled_in_step = self._counters.steps
         self._counters.generation_tokens += 1
         self._events.append(
             TokenEvent(
-                request_id=sequence.owner.request.request_id,
+                request_id=state.request.request_id,
                 choice=sequence.choice,
                 token_ids=(token_id,),
                 data=data,
@@ -217,11 +218,13 @@ class Scheduler:
         )
         if sequence.finish_reason is not None:
             self._end_choice(sequence)
+            if state.has_ended:
+                self._end_request(state, None)
         elif sequence.table is not None:
             sequence.table.append(token_id)
         else:  # a choice that forks off its request's prefill: from here on it is like one that was preempted
             sequence.packed += pack_tokens((token_id,))
-            sequence.num_seen = sequence.owner.num_prompt_tokens
+            sequence.num_seen = state.num_prompt_tokens
             self._planner.queue.push_back(sequence)
 
     def _end_choice(self, sequence: SequenceState) -> None:
