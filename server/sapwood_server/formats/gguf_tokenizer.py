@@ -115,7 +115,7 @@ def read_vocabulary(header: GgufHeader) -> GgufVocabulary:
     return GgufVocabulary(
         tokens=tokens,
         types=types,
-        merges=_read_merges(header),
+        merges=_read_merges(header, frozenset(tokens)),
         scores=scores,
         pre=_pre_tokenizer(header) if kind == "gpt2" else None,
         unknown=tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
@@ -155,12 +155,14 @@ def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _read_merges(header: GgufHeader) -> tuple[tuple[str, str], ...]:
+def _read_merges(header: GgufHeader, tokens: frozenset[str]) -> tuple[tuple[str, str], ...]:
     merges: list[tuple[str, str]] = []
     for line in header.array("tokenizer.ggml.merges", str):
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
             raise StartupError(f"{header.path}: tokenizer.ggml.merges has {line!r}; expected two tokens and a space")
+        if left not in tokens or right not in tokens or left + right not in tokens:
+            raise StartupError(f"{header.path}: tokenizer.ggml.merges has {line!r}; those are no tokens of the file")
         merges.append((left, right))
     return tuple(merges)
 
