@@ -35,7 +35,8 @@ class Vocabulary:
 
     The bytes of the tokens of `encode(text)`, concatenated, are the bytes of `text` as the tokenizer's normalizer
     leaves it. A sentencepiece model's normalizer puts one space in front of a text; that space is in the bytes too, for
-    what a model generates continues a text and its first space is real.
+    what a model generates continues a text and its first space is real. (A byte that no token has is left out by the
+    tokenizer itself; some published vocabularies lack control characters.)
     """
 
     token_bytes: tuple[bytes, ...]
