@@ -29,8 +29,6 @@ from sapwood_server.formats.vocabulary import load_vocabulary
 from sapwood_server.progress import progress_bar
 from sapwood_server.values.messages import EngineInfo
 
-_log = logging.getLogger(__name__)
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -93,7 +91,7 @@ async def _load(config: ServerConfig, service: Service, url: str) -> None:
         service.engine.engine = await EngineClient.start(
             config, on_progress=on_progress, on_step=service.metrics.observe_step
         )
-    _log.info("%s", describe(url, service.model_names, service.engine.engine.info))
+    typer.echo(describe(url, service.model_names, service.engine.engine.info), err=True)
 
 
 def describe(url: str, names: tuple[str, ...], info: EngineInfo) -> str:
