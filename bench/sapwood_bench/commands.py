@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from sapwood_bench import drift, peers, shared_prefix, startup, ttft
+from sapwood_bench import drift, overhead, peers, shared_prefix, startup, ttft
 
-_MODULES = (ttft, shared_prefix, startup, peers, drift)
-_ALL = (ttft.ttft, shared_prefix.shared_prefix, startup.startup, peers.peers, drift.drift)
+_MODULES = (overhead, ttft, shared_prefix, startup, peers, drift)
+_ALL = (overhead.overhead, ttft.ttft, shared_prefix.shared_prefix, startup.startup, peers.peers, drift.drift)
 
 
 def register(app: typer.Typer) -> None:
