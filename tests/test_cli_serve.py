@@ -1,0 +1,203 @@
+"""`sapwood serve`: its flags, the starts that fail, and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sapwood_bench.server_process import SERVE_COMMAND
+from sapwood_server.__main__ import main
+from sapwood_server.commands import describe, seed_source
+from sapwood_server.config import ServerConfig
+from sapwood_server.flags import config_command
+from support.api_service import ScriptedEngine, says
+from support.tiny_gguf import make_tiny_gguf
+from support.tiny_models import make_tiny_model
+
+PATIENCE_SECONDS = 60.0
+
+IMPORTS_NO_TORCH = """
+import sys
+from sapwood_server.api.app import create_app
+from sapwood_server.commands import build_service
+from sapwood_server.config import ServerConfig
+create_app(build_service(ServerConfig(model=sys.argv[1])))
+heavy = {"torch", "transformers", "triton"} & sys.modules.keys()
+sys.exit(f"the API process imported {heavy}" if heavy else 0)
+"""
+
+
+@pytest.fixture(name="model", scope="module")
+def model_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    """What a start that fails prints on stderr."""
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *arguments])
+    assert caught.value.code == code
+    return capsys.readouterr().err
+
+
+def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a start that fails prints."""
+    (line,) = refusal(capsys, *arguments).splitlines()
+    assert line.startswith("sapwood: ")
+    return line
+
+
+def test_every_field_of_the_configuration_is_a_flag() -> None:
+    got: list[ServerConfig] = []
+    command = config_command(got.append)
+    names = {parameter.name for parameter in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
+    assert names == {field.name for field in dataclasses.fields(ServerConfig)} | {"positional_model"}
+
+
+@pytest.mark.parametrize("flag", ["--colour", "--max-num-seq", "--prefixcache"])
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert flag in refusal(capsys, "m", flag, "1", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dtype", "int3"), ("--dtype", "int3", "bfloat16")),
+        (("--port", "99999"), ("--port", "99999", "65535")),
+        (("--page-size", "17"), ("--page-size", "17", "16, 32, 64")),
+        (("--kv-memory", "lots"), ("lots", "GiB")),
+        (("--max-model-len", "0"), ("--max-model-len", "0")),
+        (("--api-key", ""), ("--api-key", "empty")),
+        (("a", "--model", "b"), ("'a'", "'b'")),
+        (("/no/such/folder",), ("/no/such/folder",)),
+        (("nobody/nothing-of-this-name",), ("nobody/nothing-of-this-name",)),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
+    line = one_line(capsys, *arguments)
+    assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"{", b"[]"], ids=["missing", "cut", "of another shape"])
+def test_a_broken_folder_is_one_line_that_names_the_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    folder = make_tiny_model(tmp_path / "broken")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", str(folder), "--port", "0"])
+    assert caught.value.code == 1
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    assert name in errors.splitlines()[-1] or str(folder) in errors.splitlines()[-1]
+
+
+def test_a_file_that_is_no_gguf_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "wrong.gguf"
+    path.write_bytes(b"GGUF but not really" * 100)
+    assert "wrong.gguf" in one_line(capsys, str(path))
+
+
+def test_a_gguf_that_is_cut_off_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    make_tiny_gguf(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", str(path), "--port", "0"])
+    assert caught.value.code == 1
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    assert "cut.gguf" in errors.splitlines()[-1]
+
+
+def test_too_little_memory_is_one_line_with_both_numbers(capfd: pytest.CaptureFixture[str], model: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", str(model), "--port", "0", "--kv-memory", "20KiB"])
+    assert caught.value.code == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("sapwood: ")
+    assert "512 tokens" in last
+    assert "MiB" in last
+
+
+def test_a_template_that_cannot_be_parsed_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    assert "can't be parsed" in one_line(capsys, str(folder))
+
+
+def test_a_taken_port_is_one_line(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = one_line(capsys, str(model), "--port", port)
+    assert port in line
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, word in ((["--version"], "0."), (["--help"], "serve"), (["serve", "--help"], "--max-model-len")):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        assert word in capsys.readouterr().out
+
+
+def test_the_api_process_never_imports_torch(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_NO_TORCH, str(model)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_seeds_follow_one_another_and_a_drawn_start_differs() -> None:
+    draw = seed_source(2**64 - 1)
+    assert [draw(), draw()] == [2**64 - 1, 0]
+    assert seed_source(0)() != seed_source(0)()
+
+
+def test_the_ready_line_says_what_is_served_and_where() -> None:
+    line = describe("http://127.0.0.1:8000", ("a", "b"), ScriptedEngine(says("")).info)
+    for word in ("http://127.0.0.1:8000", "a or b", "none", "nothing is computed", "4096 tokens", "1024 KV pages"):
+        assert word in line
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_and_its_engine(model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([*SERVE_COMMAND, str(model), "--port", "0"], stderr=out, stdout=out)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while b"ready at " not in log.read_bytes():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        engines = children_of(process.pid)
+        assert len(engines) == 1
+        url = log.read_text().partition("ready at ")[2].partition(": ")[0]
+        assert httpx.get(f"{url}/ready").status_code == 200
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
+        assert not any(Path(f"/proc/{engine}").exists() for engine in engines)
+        assert "Traceback" not in log.read_text()
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
