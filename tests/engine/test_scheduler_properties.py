@@ -91,10 +91,11 @@ class Traffic(RuleBasedStateMachine):
         """The prompt is some tokens of an earlier request and its answer, if any, and some new ones."""
         stories = list(self.world.stories.values())
         known: tuple[int, ...] = ()
-        if stories and data.draw(st.integers(0, 4)):
-            story = data.draw(st.sampled_from(stories))
-            known = story.request.prompt_token_ids + story.ids(0)
-            known = known[: data.draw(st.integers(len(known) // 2, len(known)))]
+        if stories and data.draw(st.integers(0, 4)) > 0:
+            which: int = data.draw(st.integers(0, len(stories) - 1))
+            known = stories[which].request.prompt_token_ids + stories[which].ids(0)
+            length: int = data.draw(st.integers(len(known) // 2, len(known)))
+            known = known[:length]
         size = self.world.limits.page_size
         fresh = data.draw(st.lists(_IDS, min_size=0 if known else 1, max_size=min(2 * size + 2, 40)))
         if size >= 16:

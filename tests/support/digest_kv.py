@@ -205,7 +205,8 @@ def expected_choice(request: Request, choice: int, budget: int, tokens: ToyToken
     sampling = request.sampling
     forced = request.forced_tokens[choice] if request.forced_tokens else ()
     end_ids = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else tokens.eos_ids)
-    ids, output, text, searched = list(request.prompt_token_ids), [], b"", b""
+    ids, text, searched = list(request.prompt_token_ids), b"", b""
+    output: list[int] = []
     while True:
         banned = sorted(end_ids) if len(output) < sampling.min_tokens else []
         token_id = draw(digests(request.salt, ids)[-1], choice, banned)

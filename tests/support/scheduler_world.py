@@ -8,11 +8,31 @@ from dataclasses import dataclass, field
 from sapwood_server.engine.limits import SchedulerLimits, completion_budget
 from sapwood_server.engine.scheduler import Scheduler
 from sapwood_server.engine.sequence import SequenceState
-from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent
+from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent, Usage
 from sapwood_server.values.plan import StepPlan
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
 from support.digest_kv import DigestRunner, ToyTokens, WatchedCache, expected_choice
+
+
+def make_limits(
+    *,
+    num_pages: int = 64,
+    page_size: int = 4,
+    max_num_seqs: int = 8,
+    max_batched_tokens: int = 64,
+    max_model_len: int = 1000,
+    prefix_cache: bool = True,
+) -> SchedulerLimits:
+    """Small ones; `num_pages` without the reserved page."""
+    return SchedulerLimits(
+        num_pages=num_pages + 1,
+        page_size=page_size,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_model_len=max_model_len,
+        prefix_cache=prefix_cache,
+    )
 
 
 @dataclass
@@ -28,6 +48,11 @@ class Story:
 
     def ids(self, choice: int) -> tuple[int, ...]:
         return tuple(t for event in self.events if event.choice == choice for t in event.token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        assert self.final is not None, f"{self.request.request_id} has not ended"
+        return self.final.usage
 
     def text(self, choice: int) -> bytes:
         return b"".join(event.data for event in self.events if event.choice == choice)
@@ -57,13 +82,25 @@ class World:
         self._check()
         return story
 
-    def ask(self, prompt: Sequence[int], **settings: object) -> Story:
-        """Submit a request with a fresh id; `salt`, `priority`, `forced_tokens` or sampling settings."""
-        values = dict(settings)
-        outer = {key: values.pop(key) for key in ("salt", "priority", "forced_tokens") if key in values}
-        sampling = SamplingParams(**values)  # type: ignore[arg-type]
-        name = f"r{len(self.stories)}"
-        return self.submit(Request(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling, **outer))  # type: ignore[arg-type]
+    def ask(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        forced: Sequence[Sequence[int]] = (),
+        salt: str = "",
+        priority: int = 0,
+    ) -> Story:
+        """Submit a request with a fresh id; two tokens, whatever they are, unless `sampling` is given."""
+        request = Request(
+            request_id=f"r{len(self.stories)}",
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling or length(2),
+            salt=salt,
+            priority=priority,
+            forced_tokens=tuple(tuple(ids) for ids in forced),
+        )
+        return self.submit(request)
 
     def cancel(self, request_id: str) -> None:
         story = self.stories[request_id]
@@ -157,10 +194,9 @@ class World:
         assert final is not None, f"{request.request_id} has no final event"
         usage = final.usage
         assert usage.prompt_tokens == len(request.prompt_token_ids)
-        try:
-            budget = completion_budget(request, self.limits)
-        except ValueError as error:
-            assert final.error == str(error)
+        budget = _budget(request, self.limits)
+        if budget is None:
+            assert final.error is not None
             assert not story.events
             return
         assert usage.cached_tokens == (story.cached_tokens or 0)
@@ -186,3 +222,16 @@ class World:
                 assert was_cut
                 assert ids == expected.token_ids[: len(ids)]
                 assert expected.text.startswith(story.text(choice))
+
+
+def _budget(request: Request, limits: SchedulerLimits) -> int | None:
+    """None: refused."""
+    try:
+        return completion_budget(request, limits)
+    except ValueError:
+        return None
+
+
+def length(max_tokens: int | None, n: int = 1) -> SamplingParams:
+    """Ends by its length alone."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, n=n)

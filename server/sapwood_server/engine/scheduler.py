@@ -91,6 +91,7 @@ class Scheduler:
         so nothing stays cached."""
         self._plan, self._rows = None, ()
         self._cancelled.clear()
+        self._cache.end_step()
         for state in tuple(self._requests.values()):
             self._end_request(state, FinishReason.ERROR, message)
         self._cache.clear()
