@@ -6,6 +6,7 @@ checked when it was made.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -19,26 +20,18 @@ from sapwood_kernels.values import HeadNorms, PagedSequence
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """See `reference.rms_norm`. x is fp32."""
-    check_shape("weight", weight, (x.shape[-1],))
-    if x.shape[0] == 1:
-        # One token: its factor is a Python float, and two calls do it all (4 us where torch's rms_norm takes 15).
-        row = x[0]
-        factor = float(torch.dot(row, row)) / row.shape[0] + eps
-        out = torch.empty(x.shape, dtype=dtype)
-        return torch.mul(x, weight * factor**-0.5, out=out)
-    factors = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(x * factors, weight, out=torch.empty(x.shape, dtype=dtype))
+    return _normalised(x, weight, eps, torch.empty(x.shape, dtype=dtype))
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `reference.add_rms_norm`."""
+    """See `reference.add_rms_norm`. The result is written over x."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps, x.dtype)
+    return _normalised(residual, weight, eps, x)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_mul`."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate_up.view(gate_up.shape[0], 2, -1).unbind(1)
     return functional.silu(gate).mul_(up)
 
 
@@ -105,6 +98,23 @@ def norm_heads(heads: Tensor, num_heads: int, head_norms: HeadNorms) -> None:
     heads.mul_(squares.div_(head_dim).add_(head_norms.eps).rsqrt_())
     heads[:, :num_heads].mul_(head_norms.query)
     heads[:, num_heads:].mul_(head_norms.key)
+
+
+def _normalised(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+    """RMS norm of x into `out`, which may have another dtype. One token takes two calls (4 us, torch's rms_norm 11):
+    its factor is a Python float."""
+    check_shape("weight", weight, (x.shape[-1],))
+    if x.shape[0] == 1:
+        row = x[0]
+        factor = (float(torch.dot(row, row)) / x.shape[1] + eps) ** -0.5
+        return torch.addcmul(_zero(), x, weight, value=factor, out=out)
+    factors = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[1]).add_(eps).rsqrt_()
+    return torch.mul(x * factors, weight, out=out)
+
+
+@functools.cache
+def _zero() -> Tensor:
+    return torch.zeros(1)
 
 
 def _pages_of_heads(kv: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds x to `residual` in place, and returns the RMS norm of the sum.
+    """Adds x to `residual` in place, and returns the RMS norm of the sum; it may have taken x's memory for that.
 
     x [num_tokens, hidden], residual fp32 [num_tokens, hidden], weight fp32 [hidden] -> like x.
     """

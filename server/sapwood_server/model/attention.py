@@ -65,6 +65,8 @@ class StepAttention:
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """See `decoder.Attend`."""
+        if self._dense is not None and self._paged is None:
+            return self._dense.attend(layer, qkv)
         parts = []
         if self._dense is not None:
             parts.append(self._dense.attend(layer, qkv[: self._num_dense]))
@@ -118,46 +120,78 @@ class PagedRows:
 
 
 class DenseRows:
-    """One token each of sequences that have dense copies. Everything that layers share is prepared once a step."""
+    """One token each of sequences that have dense copies.
+
+    A step of few tokens is mostly calls, so all that layers can share is prepared here, and each layer's views are made
+    by one `unbind`.
+    """
 
     def __init__(self, ops: CpuOps, shape: AttentionShape, cos_sin: Tensor, copies: Sequence[DenseCopy]) -> None:
         self._ops = ops
         self._shape = shape
         self._copies = copies
         self._rotations = rotation_matrices(cos_sin)
-        rows, heads = len(copies), shape.num_heads + 2 * shape.num_kv_heads
-        self._heads = torch.empty(rows, heads, shape.head_dim)
-        self._rotating = self._heads[:, : shape.num_heads + shape.num_kv_heads]
-        self._turned = torch.empty(self._rotating.shape)
-        self._out = torch.empty(rows, shape.num_heads, shape.head_dim)
-        grouped = (rows, shape.num_kv_heads, -1, shape.head_dim)
-        self._queries = self._turned[:, : shape.num_heads].view(grouped).unbind()
-        self._new_keys = self._turned[:, shape.num_heads :].unbind()
-        self._new_values = self._heads[:, shape.num_heads + shape.num_kv_heads :].unbind()
-        self._outs = self._out.view(grouped).unbind()
-        counts = [copy.num_tokens for copy in copies]
-        pairs = list(zip(copies, counts, strict=True))
-        self._key_slots = [copy.keys[..., count].unbind() for copy, count in pairs]
-        self._value_slots = [copy.values[..., count, :].unbind() for copy, count in pairs]
-        self._keys = [copy.keys[..., : count + 1].unbind() for copy, count in pairs]
-        self._values = [copy.values[..., : count + 1, :].unbind() for copy, count in pairs]
+        num_rows, num_layers = len(copies), len(shape.head_norms)
+        num_rotating = shape.num_heads + shape.num_kv_heads
+        heads = torch.empty(num_layers, num_rows, num_rotating + shape.num_kv_heads, shape.head_dim)
+        turned = torch.empty(num_layers, num_rows, num_rotating, shape.head_dim)
+        self._new_keys = turned[:, :, shape.num_heads :]
+        self._new_values = heads[:, :, num_rotating:]
+        self._heads = heads.flatten(2).unbind()
+        self._rotating = heads[:, :, :num_rotating].unbind()
+        self._turned = turned.unbind()
+        out = torch.empty(num_rows, shape.num_heads, shape.head_dim)
+        grouped = (num_rows, shape.num_kv_heads, -1, shape.head_dim)
+        self._out = out.flatten(1)
+        self._rows = tuple(
+            _DenseRow(
+                queries=turned[:, row, : shape.num_heads].view(num_layers, *grouped[1:]).unbind(),
+                new_keys=self._new_keys[:, row].unbind(),
+                new_values=self._new_values[:, row].unbind(),
+                key_slots=copy.keys[..., copy.num_tokens].unbind(),
+                value_slots=copy.values[..., copy.num_tokens, :].unbind(),
+                keys=copy.keys[..., : copy.num_tokens + 1].unbind(),
+                values=copy.values[..., : copy.num_tokens + 1, :].unbind(),
+                out=out.view(grouped)[row],
+            )
+            for row, copy in enumerate(copies)
+        )
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """See `decoder.Attend`."""
-        self._heads.view_as(qkv).copy_(qkv)
-        norms = self._shape.head_norms[layer]
+        ops, shape = self._ops, self._shape
+        self._heads[layer].copy_(qkv)
+        norms = shape.head_norms[layer]
         if norms is not None:
-            self._ops.norm_heads(self._rotating, self._shape.num_heads, norms)
-        self._ops.rotate(self._rotating, self._rotations, self._turned)
-        for row, query in enumerate(self._queries):
-            self._key_slots[row][layer].copy_(self._new_keys[row])
-            self._value_slots[row][layer].copy_(self._new_values[row])
-            keys, values = self._keys[row][layer], self._values[row][layer]
-            self._ops.dense_decode(query, keys, values, self._shape.scale, self._outs[row])
-        return self._out.flatten(1).to(qkv.dtype)
+            ops.norm_heads(self._rotating[layer], shape.num_heads, norms)
+        ops.rotate(self._rotating[layer], self._rotations, self._turned[layer])
+        for row in self._rows:
+            row.key_slots[layer].copy_(row.new_keys[layer])
+            row.value_slots[layer].copy_(row.new_values[layer])
+            ops.dense_decode(row.queries[layer], row.keys[layer], row.values[layer], shape.scale, row.out)
+        return torch.empty_like(self._out, dtype=qkv.dtype).copy_(self._out)
 
     def finish(self, kv: PagedKV, slots: Tensor) -> None:
         """After the last layer: the new tokens go to pages as well."""
-        kv.store(slots, torch.stack([copy.token(copy.num_tokens) for copy in self._copies], dim=3))
+        kv.store(slots, torch.stack((self._new_keys, self._new_values), dim=1).transpose(2, 3))
         for copy in self._copies:
             copy.num_tokens += 1
+
+
+@dataclass(frozen=True)
+class _DenseRow:
+    """Views of one row, one per layer: the new token's heads, where they go, what they attend to."""
+
+    queries: Sequence[Tensor]
+    """[num_kv_heads, group, head_dim]."""
+    new_keys: Sequence[Tensor]
+    """[num_kv_heads, head_dim], and so are values and slots."""
+    new_values: Sequence[Tensor]
+    key_slots: Sequence[Tensor]
+    value_slots: Sequence[Tensor]
+    keys: Sequence[Tensor]
+    """[num_kv_heads, head_dim, num_keys]."""
+    values: Sequence[Tensor]
+    """[num_kv_heads, num_keys, head_dim]."""
+    out: Tensor
+    """[num_kv_heads, group, head_dim], shared by all layers."""

@@ -42,10 +42,6 @@ class DenseCopy:
         self.values[..., :count, :] = other.values[..., :count, :]
         self.num_tokens = count
 
-    def token(self, position: int) -> Tensor:
-        """The token at `position` as pages hold it, [num_layers, 2, num_kv_heads, head_dim]."""
-        return torch.stack((self.keys[..., position], self.values[..., position, :]), dim=1)
-
 
 class DenseKV:
     """The dense copies of all sequences, within a budget. A sequence for which there is no room decodes from pages."""

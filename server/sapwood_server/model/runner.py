@@ -66,12 +66,9 @@ class ModelRunner:
         """
         with torch.inference_mode():
             started = time.perf_counter()
-            self._tables.release(plan.released)
-            self._dense_kv.release(plan.released)
             self._sampler.drop(plan.ended_choices)
-            self._kv.copy(plan.copies)
-            placed = place_rows(plan, self._tables, self._kv, self._dense_kv)
-            logits, specs = self._compute(placed)
+            placed = self._place(plan)
+            logits, specs = self._sample_logits(placed)
             computed = time.perf_counter()
             sampled = self._sampler.sample(logits, specs) if specs else []
             return StepResult(
@@ -80,11 +77,30 @@ class ModelRunner:
                 sample_seconds=time.perf_counter() - computed,
             )
 
+    def token_logits(self, plan: StepPlan) -> tuple[Tensor, ...]:
+        """Executes the plan without sampling; the logits of every token, fp32 [num_tokens, vocab_size] per row.
+
+        For measurements of the model itself, such as perplexity.
+        """
+        with torch.inference_mode():
+            placed = self._place(plan)
+            logits = self._decoder.logits(self._hidden_states(placed))
+            parts = torch.split(logits, [len(item.row.token_ids) for item in placed])
+            rows = sorted(zip(placed, parts, strict=True), key=lambda pair: pair[0].index)
+            return tuple(part for _, part in rows)
+
     def finish_loading(self, seconds: float) -> None:
         """Notes how long it took until the first step can run."""
         self.info = msgspec.structs.replace(self.info, load_seconds=seconds)
 
-    def hidden_states(self, placed: Sequence[PlacedRow]) -> Tensor:
+    def _place(self, plan: StepPlan) -> list[PlacedRow]:
+        """Everything that comes before the forward pass."""
+        self._tables.release(plan.released)
+        self._dense_kv.release(plan.released)
+        self._kv.copy(plan.copies)
+        return place_rows(plan, self._tables, self._kv, self._dense_kv)
+
+    def _hidden_states(self, placed: Sequence[PlacedRow]) -> Tensor:
         """Every token of the placed rows through the decoder, its KV written: [num_tokens, hidden]."""
         token_ids = torch.tensor([token for item in placed for token in item.row.token_ids], dtype=torch.int64)
         attention = StepAttention(self._ops, self._shape, self._kv, self._cos_sin, placed)
@@ -92,22 +108,25 @@ class ModelRunner:
         attention.finish()
         return hidden
 
-    def _compute(self, placed: Sequence[PlacedRow]) -> tuple[Tensor, list[SampleSpec]]:
-        """Logits, one row for each sample, in the order of `placed`."""
+    def _sample_logits(self, placed: Sequence[PlacedRow]) -> tuple[Tensor, list[SampleSpec]]:
+        """Logits, one row for each sample, in the order of `placed`. The head runs once for each last token that is
+        sampled from, however many samples that are."""
         specs = [spec for item in placed for spec in item.row.samples]
         if not placed:
             return torch.empty(0), specs
-        hidden = self.hidden_states(placed)
-        last, rows = -1, []
+        hidden = self._hidden_states(placed)
+        last_tokens, counts = [], []
+        token = -1
         for item in placed:
-            last += len(item.row.token_ids)
-            rows.extend([last] * len(item.row.samples))
-        if not rows:
+            token += len(item.row.token_ids)
+            if item.row.samples:
+                last_tokens.append(token)
+                counts.append(len(item.row.samples))
+        if not specs:
             return torch.empty(0), specs
-        unique = sorted(set(rows))
-        logits = self._decoder.logits(hidden[unique] if len(unique) < len(hidden) else hidden)
-        if len(unique) < len(rows):
-            logits = logits[torch.tensor([unique.index(row) for row in rows])]
+        logits = self._decoder.logits(hidden if len(last_tokens) == len(hidden) else hidden[last_tokens])
+        if len(specs) > len(last_tokens):
+            logits = logits.repeat_interleave(torch.tensor(counts), dim=0)
         return logits, specs
 
 
