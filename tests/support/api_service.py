@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -21,6 +21,7 @@ from sapwood_server.api.service import Service
 from sapwood_server.chat.prompt import PromptEncoder
 from sapwood_server.chat.template import ChatTemplate
 from sapwood_server.chat.token_text import TokenTexts
+from sapwood_server.engine.client.client import EngineClient
 from sapwood_server.errors import UnavailableError
 from sapwood_server.formats.vocabulary import byte_alphabet
 from sapwood_server.values.events import Event, FinalEvent, FinishReason, TokenEvent, Usage
@@ -229,14 +230,29 @@ def make_service(
 
 
 @contextlib.contextmanager
-def running(service: Service) -> Iterator[str]:
-    """A real HTTP server on a free port of 127.0.0.1, in a thread. Yields its URL."""
+def running(service: Service, start_engine: Callable[[], Awaitable[EngineClient]] | None = None) -> Iterator[str]:
+    """A real HTTP server on a free port of 127.0.0.1, in a thread. Yields its URL.
+
+    With `start_engine`, the service's engine is started in the server's event loop, and closed with it.
+    """
     listener = bind("127.0.0.1", 0)
     app = create_app(service)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+
+    async def serve() -> None:
+        if start_engine is None:
+            await server.serve(sockets=[listener])
+            return
+        engine = await start_engine()
+        service.engine.engine = engine
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            await engine.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
         yield url_of(listener)
