@@ -25,6 +25,10 @@ UNSAYABLE = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(
 """Bytes that SmolLM2's vocabulary has no token for. Its tokenizer leaves them out, here as in transformers."""
 
 
+PLAIN_TEXT = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=80)
+"""Without special tokens: those have no bytes."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ModelFiles:
     return resolve_model(str(make_tiny_model(tmp_path / "m")))
@@ -46,7 +50,7 @@ def bytes_of(vocabulary: Vocabulary, ids: list[int]) -> bytes:
     return b"".join(vocabulary.token_bytes[id_] for id_ in ids)
 
 
-@given(text=st.text(max_size=80))
+@given(text=PLAIN_TEXT)
 @settings(max_examples=scaled(5000, 300))
 def test_the_demo_models_token_bytes_make_the_text(text: str, demo: tuple[Tokenizer, Vocabulary]) -> None:
     tokenizer, vocabulary = demo
@@ -238,7 +242,7 @@ def test_a_sentencepiece_folder(sentencepiece: ModelFiles) -> None:
     assert vocabulary.token_bytes[3:259] == tuple(bytes([byte]) for byte in range(256))
 
 
-@given(text=st.text(max_size=40) | st.text(alphabet="the low ▁é\n", max_size=40))
+@given(text=PLAIN_TEXT | st.text(alphabet="the low ▁é\n", max_size=40))
 @settings(max_examples=scaled(2000, 150))
 def test_sentencepiece_token_bytes_make_the_text_after_one_space(text: str, sentencepiece: ModelFiles) -> None:
     """The space is the normalizer's; U+2581 in a text is a space to sentencepiece."""
