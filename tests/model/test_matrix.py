@@ -31,7 +31,12 @@ def test_parts_of_one_kind_come_one_below_the_other() -> None:
 
 
 def test_a_mixture_has_no_packed_form() -> None:
-    mixtures: tuple[list[PackedQ4 | PackedQ8 | None], ...] = (
+    mixtures: list[list[PackedQ4 | PackedQ8 | None]] = [
+        [q4(1, 1), q8(1, 1)],
+        [q4(1, 1), None],
+        [None, q8(1, 1)],
+        [None],
+    ]
         [q4(1, 1), q8(1, 1)],
         [q4(1, 1), None],
         [None, q8(1, 1)],
