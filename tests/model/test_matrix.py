@@ -37,10 +37,5 @@ def test_a_mixture_has_no_packed_form() -> None:
         [None, q8(1, 1)],
         [None],
     ]
-        [q4(1, 1), q8(1, 1)],
-        [q4(1, 1), None],
-        [None, q8(1, 1)],
-        [None],
-    )
     for parts in mixtures:
         assert merge_packed(parts) == (None, None)
