@@ -40,14 +40,15 @@ def rope_kv_store(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_
     num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
     num_heads = count_heads(qkv, num_kv_heads, head_dim)
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    rotating = heads[:, : num_heads + num_kv_heads].float()
+    rotating = heads[:, : num_heads + num_kv_heads].to(torch.float32, copy=head_norms is not None)
     if head_norms is not None:
         norm_heads(rotating, num_heads, head_norms)
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     first, second = rotating.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
     new = torch.cat((turned[:, num_heads:], heads[:, num_heads + num_kv_heads :]), dim=1).to(kv.dtype)
-    _pages_of_heads(kv).flatten(1, 2).index_copy_(1, slots, new.transpose(0, 1))
+    slots_of_heads = _pages_of_heads(kv).view(2 * num_kv_heads, -1, head_dim)
+    slots_of_heads.index_copy_(1, slots, new.transpose(0, 1))
     return turned[:, :num_heads]
 
 
@@ -118,5 +119,6 @@ def _zero() -> Tensor:
 
 
 def _pages_of_heads(kv: Tensor) -> Tensor:
-    """`[2 * num_kv_heads, num_pages, page_size, head_dim]`: a view, which holds this path to its layout."""
+    """`[2 * num_kv_heads, num_pages, page_size, head_dim]`: a view. A layout that needs a copy for it is refused by
+    torch, here or where pages are viewed as slots."""
     return kv.permute(1, 2, 0, 3, 4).view(2 * kv.shape[2], kv.shape[0], kv.shape[3], kv.shape[4])

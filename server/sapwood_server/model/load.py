@@ -30,8 +30,10 @@ _logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 """(stage, fraction in [0, 1])."""
 
-CPU_MAX_BATCHED_TOKENS = 256
-"""A chunk of a step on a CPU: of a model of 135 million weights it takes under half a second on two cores."""
+CPU_STEP_MULTIPLICATIONS = 50 * 10**9
+"""What a step may multiply: a quarter of what two cores with AMX do in a second, half of what they do without it."""
+MIN_BATCHED_TOKENS = 32
+MAX_BATCHED_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class LoadPlan:
     config: ModelConfig
     dtype: DtypeChoice
     max_model_len: int
+    max_batched_tokens: int
+    max_num_seqs: int
     kv: KVPlan
     weight_bytes: int
 
@@ -52,30 +56,7 @@ def load_runner(config: ServerConfig, progress: Progress) -> ModelRunner:
     plan = plan_load(config)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
     _logger.info("KV: %d pages of %d tokens, %d MiB", plan.kv.num_pages, plan.kv.page_size, plan.kv.num_bytes >> 20)
-    packed = _packed(plan.dtype)
-    weights = load_weights(
-        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=packed
-    )
-    num_tokens = load_vocabulary(plan.files).num_tokens
-    model = Model(plan.config, weights, cpu_ops(), packed, num_tokens)
-    info = EngineInfo(
-        model=plan.files.name,
-        architecture=plan.config.architecture,
-        fingerprint=model_fingerprint(plan.files, plan.config, weights, plan.kv.page_size),
-        device="cpu",
-        dtype=plan.dtype.name,
-        dtype_reason=plan.dtype.reason,
-        vocab_size=plan.config.vocab_size,
-        max_model_len=plan.max_model_len,
-        page_size=plan.kv.page_size,
-        num_pages=plan.kv.num_pages,
-        kv_bytes_per_token=plan.kv.bytes_per_token,
-        max_batched_tokens=config.max_batched_tokens or CPU_MAX_BATCHED_TOKENS,
-        max_num_seqs=config.max_num_seqs,
-        weight_bytes=plan.weight_bytes,
-        load_seconds=0.0,
-    )
-    runner = ModelRunner(model, plan.kv, info)
+    runner = make_runner(plan, load_model(plan, progress))
     progress("warm-up", 0.0)
     warm_up(runner)
     progress("warm-up", 1.0)
@@ -105,9 +86,49 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         config=model,
         dtype=dtype,
         max_model_len=max_model_len,
+        max_batched_tokens=config.max_batched_tokens or default_max_batched_tokens(model),
+        max_num_seqs=config.max_num_seqs,
         kv=plan_kv(model, dtype.dtype, config.page_size, max_model_len, memory),
         weight_bytes=weights,
     )
+
+
+def default_max_batched_tokens(config: ModelConfig) -> int:
+    """A power of two, such that a step takes under half a second on two cores: by the number of multiplications."""
+    parameters = weight_bytes(config, torch.int8)
+    tokens = CPU_STEP_MULTIPLICATIONS // parameters
+    return max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))
+
+
+def load_model(plan: LoadPlan, progress: Progress) -> Model:
+    """Reads the weights."""
+    packed = _packed(plan.dtype)
+    weights = load_weights(
+        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=packed
+    )
+    return Model(plan.config, weights, cpu_ops(), packed, load_vocabulary(plan.files).num_tokens)
+
+
+def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
+    """A runner that has not run yet."""
+    info = EngineInfo(
+        model=plan.files.name,
+        architecture=plan.config.architecture,
+        fingerprint=model_fingerprint(plan.files, plan.config, model.weights, plan.kv.page_size),
+        device="cpu",
+        dtype=plan.dtype.name,
+        dtype_reason=plan.dtype.reason,
+        vocab_size=plan.config.vocab_size,
+        max_model_len=plan.max_model_len,
+        page_size=plan.kv.page_size,
+        num_pages=plan.kv.num_pages,
+        kv_bytes_per_token=plan.kv.bytes_per_token,
+        max_batched_tokens=plan.max_batched_tokens,
+        max_num_seqs=plan.max_num_seqs,
+        weight_bytes=plan.weight_bytes,
+        load_seconds=0.0,
+    )
+    return ModelRunner(model, plan.kv, info)
 
 
 def _packed(dtype: DtypeChoice) -> bool:
