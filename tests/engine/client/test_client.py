@@ -20,7 +20,7 @@ from support.engine_requests import DEADLINE_SECONDS, answer_of, ask, make_reque
 from support.scripted_engine import completion
 
 ENDLESS = 150_000
-"""More tokens than a test waits for."""
+"""What a request asks for that is to be cancelled."""
 
 
 def with_client(scenario: Callable[[EngineClient], Awaitable[None]], max_num_seqs: int = 64) -> None:
@@ -34,10 +34,11 @@ def with_client(scenario: Callable[[EngineClient], Awaitable[None]], max_num_seq
 
 
 async def idle(client: EngineClient) -> None:
-    """Wait until the engine has ended everything, and check that it holds no page for it."""
+    """Wait until the engine has ended everything; an endless request by a cancel, and without keeping a page."""
     while client.num_open or client.stats.requests_running or client.stats.requests_waiting:
         await asyncio.sleep(0.01)
     assert client.stats.pages_active == 0
+    assert client.stats.generation_tokens < ENDLESS
 
 
 def test_a_request_is_answered() -> None:
@@ -159,12 +160,15 @@ def test_close_ends_open_streams_and_refuses_new_ones() -> None:
         tasks = [asyncio.create_task(ask(client, request)) for request in requests]
         while client.stats.requests_running < 3 or client.stats.generation_tokens == 0:
             await asyncio.sleep(0.01)
-        await client.close()
-        finals = [answer.final for answer in await asyncio.gather(*tasks)]
-        assert all(final.cancelled and final.error is None for final in finals)
-        assert not client.ready
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
         with pytest.raises(UnavailableError):
             client.stream(make_request("late"))
+        await closing
+        finals = [answer.final for answer in await asyncio.gather(*tasks)]
+        assert all(final.cancelled and final.error is None for final in finals)
+        with pytest.raises(UnavailableError):
+            client.stream(make_request("too late"))
 
     with_client(scenario, max_num_seqs=3)
 

@@ -7,12 +7,14 @@ import stat
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq.asyncio
 
 from sapwood_server.config import ServerConfig
 from sapwood_server.engine.client.launcher import EngineProcess, SocketDirectory
 from sapwood_server.errors import StartupError
+from sapwood_server.values.messages import Failed, Loading
 
 
 def test_directory_is_private_fresh_and_removable() -> None:
@@ -35,6 +37,26 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(StartupError, match="is longer than 107 bytes; set TMPDIR to a shorter one"):
         directory.next_endpoint()
     directory.remove()
+
+
+def test_messages_are_read_to_their_end_after_the_process_has_died(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        context = zmq.asyncio.Context()
+        endpoint = f"ipc://{tmp_path}/s"
+        engine = await EngineProcess.spawn(("true",), ServerConfig(), context, endpoint)
+        await engine.wait(None)
+        assert engine.ended
+        peer = context.socket(zmq.DEALER)
+        peer.connect(endpoint)
+        messages = engine.messages()
+        for message in (Loading("weights", 0.5), Failed("a reason")):
+            peer.send(msgspec.msgpack.encode(message))  # it is still on its way when the reader looks
+            assert await anext(messages) == message
+        assert [message async for message in messages] == []
+        assert await engine.release() == "exit code 0"
+        context.destroy(linger=0)
+
+    asyncio.run(scenario())
 
 
 def test_a_command_that_cannot_be_run_is_refused(tmp_path: Path) -> None:

@@ -194,14 +194,18 @@ def test_an_engine_that_hangs_is_killed_at_the_end(sockets: Path) -> None:
     assert list(sockets.iterdir()) == []
 
 
-def test_a_start_that_is_cancelled_leaves_nothing(sockets: Path) -> None:
+@pytest.mark.parametrize("moment", ["while the process is spawned", "while the model loads"])
+def test_a_start_that_is_cancelled_leaves_nothing(sockets: Path, moment: str) -> None:
     async def run() -> None:
         started = asyncio.Event()
         start = EngineClient.start(
             ServerConfig(), command=scripted_engine.COMMAND, on_progress=lambda _stage, _fraction: started.set()
         )
         task = asyncio.create_task(start)
-        await started.wait()
+        if moment == "while the model loads":
+            await started.wait()
+        else:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
