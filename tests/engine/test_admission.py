@@ -88,3 +88,15 @@ def test_a_queue_takes_out_only_what_waits() -> None:
     assert list(queue) == [sequences[0], sequences[2]]
     with pytest.raises(ValueError, match="choice 0 of 'r' does not wait"):
         queue.remove(sequences[1])
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(8, True), (9, False)])
+def test_an_admission_leaves_a_page_for_the_growth_of_what_runs(prompt: int, fits: bool) -> None:
+    world = World(make_limits(num_pages=6))
+    world.ask([1] * 8, length(12))
+    world.step()
+    world.step()  # 9 tokens in 3 pages, 3 are free
+    world.ask([2] * prompt, length(1))
+    world.step()
+    assert (len(world.runner.tables) == 2) == fits
+    world.drain()

@@ -68,10 +68,20 @@ def test_strict_refuses_instead_of_lowering() -> None:
 
 @pytest.mark.parametrize("name", ["num_pages", "page_size", "max_num_seqs", "max_batched_tokens", "max_model_len"])
 def test_limits_of_nothing_are_refused(name: str) -> None:
-    sizes = {"num_pages": 2, "page_size": 1, "max_num_seqs": 1, "max_batched_tokens": 1, "max_model_len": 1}
-    SchedulerLimits(**sizes)
+    def build(**changes: int) -> SchedulerLimits:
+        sizes = {"num_pages": 2, "page_size": 1, "max_num_seqs": 1, "max_batched_tokens": 1, "max_model_len": 1}
+        sizes.update(changes)
+        return SchedulerLimits(
+            num_pages=sizes["num_pages"],
+            page_size=sizes["page_size"],
+            max_num_seqs=sizes["max_num_seqs"],
+            max_batched_tokens=sizes["max_batched_tokens"],
+            max_model_len=sizes["max_model_len"],
+        )
+
+    build()
     with pytest.raises(ValueError, match=f"{name} is 0; accepted: at least"):
-        SchedulerLimits(**{**sizes, name: 0})
+        build(**{name: 0})
 
 
 def test_pool_tokens_leave_out_the_reserved_page() -> None:

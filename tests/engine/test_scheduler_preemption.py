@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sapwood_server.values.events import FinishReason
-from sapwood_server.values.plan import Phase
+from sapwood_server.values.plan import Phase, RowPlan
 from support.scale import scaled
 from support.scheduler_world import World, length, make_limits
 
@@ -72,7 +72,7 @@ def test_recompute_is_prefill() -> None:
     world = World(make_limits(num_pages=6))
     world.ask([1] * 6, length(14))
     world.ask([2] * 6, length(14))
-    rows = []
+    rows: list[RowPlan] = []
     while (plan := world.step()) is not None:
         rows += plan.rows
     returned = [row for row in rows if row.sequence_id > 2]

@@ -31,7 +31,7 @@ class Match:
 
 
 class PrefixTree:
-    """Pages by the tokens they hold, one root per salt; a node is one page.
+    """Pages by the tokens they hold, one root per salt; a node is one page. A tree serves one model.
 
     A lookup goes page by page through a dict whose keys are the pages' tokens, so it costs O(tokens) and never
     O(children), and compares tokens, not hashes. Where no whole page matches, the best partial one is a neighbour of
@@ -170,9 +170,6 @@ class PrefixTree:
         """Undo the hold of a sequence that ends at `node`; an open page stays as a partial one, or is freed if a
         sibling holds its tokens and more."""
         if node.is_open:
-            if _is_covered(node):
-                self.drop(node)
-                return
             self._close(node)
         self.drop(node)
 

@@ -63,7 +63,7 @@ class AdmissionQueue:
         `hit_pages`: whole pages that a sequence would reuse now."""
         ranked: list[SequenceState] = []
         for sequence in self._waiting:
-            if not sequence.is_overdue:
+            if not sequence.awaits_tokens:
                 ranked.append(sequence)
                 if len(ranked) == _WINDOW:
                     break

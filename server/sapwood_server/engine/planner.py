@@ -125,15 +125,13 @@ class Planner:
     def _plan_admissions(self, step: StepBuilder) -> None:
         if not self.queue or not step.tokens_left or len(self.running) >= self._limits.max_num_seqs:
             return
+        spare = self._spare_pages()
+        if self.running and (spare <= 0 or self._is_blocked(spare)):
+            return
         computing: dict[str, list[SequenceState]] = {}
-        reserved = len(self.running)  # a page for the growth of each, so that an admission doesn't soon preempt
         for sequence in self.running:
             if sequence.packed:
                 computing.setdefault(sequence.owner.request.salt, []).append(sequence)
-                reserved += self._pages_due(sequence)
-        spare = self._cache.num_available - reserved
-        if self.running and (spare <= 0 or self._is_blocked(spare)):
-            return
         ranked = self.queue.ranked(self._hit_pages)
         may_block = len(ranked) == len(self.queue)
         for sequence in ranked:
@@ -147,13 +145,18 @@ class Planner:
                     may_block = False
                     continue
             missing = self._cache.pages_for(sequence.num_tokens) - match.num_pages
-            if not self._cache.has_room(match, missing + reserved):
+            if not self._cache.has_room(match, missing + len(self.running)):
                 if may_block:
-                    self._blocked = self.queue.version, self._cache.num_available - reserved
+                    self._blocked = self.queue.version, self._spare_pages()
                 return  # nobody behind it goes first: it would starve
             self._admit(step, sequence, match)
             peers.append(sequence)
-            reserved += self._pages_due(sequence) + 1
+
+    def _spare_pages(self) -> int:
+        """Pages for admissions: all but one for the growth of each running sequence, so that an admission does not make
+        one of them preempt soon. (The rest of a running prefill needs none set aside: nothing is admitted before it,
+        as it takes what the step has left, in tokens or in pages.)"""
+        return self._cache.num_available - len(self.running)
 
     def _is_blocked(self, spare: int) -> bool:
         """Whether the sequence to be admitted next can't fit now because it did not with as many pages, and the queue
@@ -192,10 +195,6 @@ class Planner:
         )
         sequence.hint = node
         return node.depth if node is not None else 0
-
-    def _pages_due(self, sequence: SequenceState) -> int:
-        """Pages that a running sequence will ask for before all its tokens so far are computed."""
-        return max(0, self._cache.pages_for(sequence.num_tokens) - len(self._table(sequence).pages))
 
     def _table(self, sequence: SequenceState) -> BlockTable:
         if sequence.table is None:

@@ -135,7 +135,7 @@ class SequenceState:
         return self.table.num_written if self.table is not None else 0
 
     @property
-    def is_overdue(self) -> bool:
+    def awaits_tokens(self) -> bool:
         """Whether what this sequence waits for is still to come."""
         return self.waits_for is not None and self.waits_for.is_due
 
