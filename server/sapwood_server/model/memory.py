@@ -17,7 +17,6 @@ CPU_KV_LIMIT = 4 * 2**30
 DENSE_SHARE = 0.5
 """Dense copies of decoding sequences may take this share of what the pages take, on top of it. They are made when
 needed; without room for one, a sequence decodes from pages, slower."""
-_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +61,8 @@ def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, max_model_l
     needed = (-(-max_model_len // page_size) + 1) * page_bytes
     if num_pages * page_bytes < needed:
         raise StartupError(
-            f"KV memory is {memory / _MIB:.1f} MiB, but one sequence of {max_model_len} tokens needs "
-            f"{needed / _MIB:.1f} MiB (raise --kv-memory or lower --max-model-len)"
+            f"KV memory is {memory} bytes, but one sequence of {max_model_len} tokens needs {needed} bytes "
+            "(raise --kv-memory or lower --max-model-len)"
         )
     return KVPlan(
         page_size=page_size,

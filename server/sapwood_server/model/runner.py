@@ -89,6 +89,10 @@ class ModelRunner:
             rows = sorted(zip(placed, parts, strict=True), key=lambda pair: pair[0].index)
             return tuple(part for _, part in rows)
 
+    def kv_pages(self, page: int) -> Tensor:
+        """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
+        return self._kv.pages[:, :, :, page]
+
     def finish_loading(self, seconds: float) -> None:
         """Notes how long it took until the first step can run."""
         self.info = msgspec.structs.replace(self.info, load_seconds=seconds)

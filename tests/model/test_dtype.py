@@ -1,0 +1,72 @@
+"""The dtype a CPU gets by default, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sapwood_server.errors import StartupError
+from sapwood_server.model.dtype import choose_cpu_dtype, read_cpu_flags
+
+OLD, NEW = frozenset({"avx2", "avx512f"}), frozenset({"avx512f", "avx512_bf16", "amx_bf16"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "limit", "dtype", "reason"),
+    [
+        ("auto", NEW, None, torch.bfloat16, "the CPU has amx_bf16 and avx512_bf16"),
+        ("auto", frozenset({"avx512_bf16"}), None, torch.bfloat16, "the CPU has avx512_bf16"),
+        ("auto", OLD, None, torch.float32, "the CPU has neither AVX512-BF16 nor AMX"),
+        ("auto", frozenset(), None, torch.float32, "the CPU has neither AVX512-BF16 nor AMX"),
+        ("auto", NEW, "AVX512_CORE", torch.float32, "ONEDNN_MAX_CPU_ISA=AVX512_CORE keeps oneDNN from"),
+        ("auto", NEW, "AVX2", torch.float32, "ONEDNN_MAX_CPU_ISA=AVX2 keeps oneDNN from"),
+        ("auto", NEW, "AVX512_CORE_BF16", torch.bfloat16, "the CPU has"),
+        ("auto", OLD, "AVX512_CORE_BF16", torch.float32, "neither"),
+        ("float32", NEW, None, torch.float32, "--dtype asks for it"),
+        ("bfloat16", OLD, "AVX2", torch.bfloat16, "--dtype asks for it"),
+        ("float16", NEW, None, torch.float16, "--dtype asks for it"),
+    ],
+)
+def test_choices(asked: str, flags: frozenset[str], limit: str | None, dtype: torch.dtype, reason: str) -> None:
+    choice = choose_cpu_dtype(asked, flags, limit)
+    assert choice.dtype == dtype
+    assert reason in choice.reason
+    assert f"torch.{choice.name}" == str(dtype)
+
+
+@pytest.mark.parametrize("limit", ["AVX512_CORE", "avx2"])
+def test_a_process_held_back_by_onednn_computes_in_fp32(limit: str) -> None:
+    """The other branch, for real: oneDNN reads its variable when it is loaded."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sapwood_server.model.report"],
+        input="{}",
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    report = json.loads(done.stdout)
+    assert report["dtype"] == "float32"
+    assert report["dtype_reason"]
+
+
+def test_flags_are_the_first_processors(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: X\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert read_cpu_flags(path) == {"fpu", "amx_bf16"}
+    path.write_text("processor\t: 0\nFeatures\t: fp asimd bf16\n")
+    assert read_cpu_flags(path) == {"fp", "asimd", "bf16"}
+    path.write_text("processor\t: 0\n")
+    assert read_cpu_flags(path) == frozenset()
+
+
+def test_a_system_that_does_not_say_is_asked_for_a_dtype(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"cpuinfo can't be read: .* \(set --dtype\)"):
+        read_cpu_flags(tmp_path / "cpuinfo")

@@ -1,0 +1,98 @@
+"""From a configuration to a runner, or to one line that says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapwood_server.config import ServerConfig
+from sapwood_server.errors import StartupError
+from sapwood_server.model.config_json import config_from_json
+from sapwood_server.model.load import (
+    MAX_BATCHED_TOKENS,
+    MIN_BATCHED_TOKENS,
+    default_max_batched_tokens,
+    load_runner,
+    plan_load,
+)
+from support.stepping import Driver, make_config, make_runner
+from support.tiny_models import make_tiny_model, tiny_config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("load") / "model", "qwen3")
+
+
+def test_a_runner_says_what_was_decided(folder: Path) -> None:
+    stages: list[tuple[str, float]] = []
+    config = ServerConfig(
+        model=str(folder), dtype="bfloat16", max_model_len=200, page_size=32, kv_memory="1MiB", max_num_seqs=5
+    )
+    runner = load_runner(config, lambda stage, fraction: stages.append((stage, fraction)))
+    info = runner.info
+    assert (info.model, info.architecture, info.device) == ("model", "qwen3", "cpu")
+    assert (info.dtype, info.dtype_reason) == ("bfloat16", "--dtype asks for it")
+    assert (info.max_model_len, info.page_size, info.vocab_size, info.max_num_seqs) == (200, 32, 320, 5)
+    assert info.kv_bytes_per_token == 2 * 2 * 2 * 2 * 16
+    assert info.num_pages == 2**20 // (32 * info.kv_bytes_per_token)
+    assert info.max_batched_tokens == MAX_BATCHED_TOKENS
+    assert info.load_seconds > 0
+    assert [stage for stage, fraction in stages if fraction == 1.0] == ["weights", "warm-up"]
+    assert all(0 <= fraction <= 1 for _, fraction in stages)
+
+
+def test_warming_up_leaves_nothing_behind(folder: Path) -> None:
+    """The reserved page is zero, and answers are those of a runner that was not warmed up."""
+    warm = load_runner(make_config(folder), lambda stage, fraction: None)
+    assert not warm.kv_pages(0).any()
+    cold = make_runner(make_config(folder))
+    assert Driver(warm).generate([9, 8, 7], 10, 64) == Driver(cold).generate([9, 8, 7], 10, 64)
+
+
+@pytest.mark.parametrize("max_model_len", [1, 2, 17])
+def test_the_smallest_contexts_start(folder: Path, max_model_len: int) -> None:
+    config = ServerConfig(model=str(folder), max_model_len=max_model_len, kv_memory="64KiB")
+    assert load_runner(config, lambda stage, fraction: None).info.max_model_len == max_model_len
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, "--device is cuda, which is not implemented yet (accepted: auto, cpu)"),
+        ({"max_model_len": 513}, "--max-model-len is 513, but the model's context is 512 tokens"),
+        ({"kv_memory": "64KiB"}, "KV memory is 65536 bytes, but one sequence of 512 tokens needs 270336 bytes"),
+    ],
+)
+def test_what_keeps_a_server_from_starting_is_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_runner(ServerConfig(model=str(folder), dtype="float32", **options), lambda stage, fraction: None)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_window_that_would_hide_tokens_is_refused(tmp_path: Path) -> None:
+    windowed = make_tiny_model(tmp_path / "model", "mistral", overrides={"sliding_window": 100})
+    with pytest.raises(StartupError, match="sliding_window is 100"):
+        plan_load(ServerConfig(model=str(windowed)))
+    assert plan_load(ServerConfig(model=str(windowed), max_model_len=100)).max_model_len == 100
+
+
+def test_the_step_shrinks_as_the_model_grows() -> None:
+    """In powers of two, between the bounds; the embedded model's is 256."""
+    sizes = {
+        "small": (576, 1536, 30, 49152),
+        "large": (4096, 14336, 32, 128256),
+    }
+    steps = {}
+    for name, (hidden, intermediate, layers, vocab) in sizes.items():
+        document: dict[str, Any] = tiny_config("llama", vocab, 8192)
+        document |= {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+        document |= {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 192, "head_dim": 64}
+        document |= {"tie_word_embeddings": True}
+        if hidden == 4096:
+            document |= {"num_key_value_heads": 8}
+        steps[name] = default_max_batched_tokens(config_from_json(document, Path("config.json")))
+    assert steps == {"small": 256, "large": MIN_BATCHED_TOKENS}

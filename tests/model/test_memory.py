@@ -1,0 +1,77 @@
+"""Who gets how much memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sapwood_server.errors import StartupError
+from sapwood_server.model.config_json import config_from_json
+from sapwood_server.model.memory import (
+    CPU_KV_LIMIT,
+    available_memory,
+    default_kv_memory,
+    kv_bytes_per_token,
+    plan_kv,
+    weight_bytes,
+)
+from support.tiny_models import random_tensors, tiny_config
+
+GIB = 2**30
+CONFIG = config_from_json(tiny_config("qwen3", 300, 512), Path("config.json"))
+"""2 layers, 2 key-value heads of 16 dimensions."""
+
+
+def test_bytes_of_a_token_and_of_the_weights() -> None:
+    assert kv_bytes_per_token(CONFIG, torch.float32) == 4 * 2 * 2 * 2 * 16
+    assert kv_bytes_per_token(CONFIG, torch.bfloat16) == 2 * 2 * 2 * 2 * 16
+    matrices = [tensor for tensor in random_tensors(tiny_config("qwen3", 300, 512), 0).values() if tensor.dim() == 2]
+    assert weight_bytes(CONFIG, torch.bfloat16) == 2 * sum(tensor.numel() for tensor in matrices)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_pages_fill_the_memory(page_size: int) -> None:
+    plan = plan_kv(CONFIG, torch.bfloat16, page_size, 512, 10**6)
+    page_bytes = page_size * plan.bytes_per_token
+    assert plan.num_bytes <= 10**6 < plan.num_bytes + page_bytes
+    assert plan.num_pages * page_bytes == plan.num_bytes
+
+
+def test_one_sequence_and_the_reserved_page_just_fit() -> None:
+    needed = (512 + 16) * kv_bytes_per_token(CONFIG, torch.bfloat16)
+    assert plan_kv(CONFIG, torch.bfloat16, 16, 512, needed).num_pages == 33
+    with pytest.raises(StartupError) as raised:
+        plan_kv(CONFIG, torch.bfloat16, 16, 512, needed - 1)
+    message = str(raised.value)
+    assert f"KV memory is {needed - 1} bytes, but one sequence of 512 tokens needs {needed} bytes" in message
+    assert "--kv-memory" in message
+    assert "\n" not in message
+
+
+def test_the_default_is_a_share_of_what_weights_leave() -> None:
+    assert default_kv_memory(5 * GIB, GIB) == int(0.4 * 4 * GIB)
+    assert default_kv_memory(500 * GIB, GIB) == CPU_KV_LIMIT
+    assert default_kv_memory(GIB, 2 * GIB) == 0
+
+
+def test_available_memory_is_the_systems_or_the_control_groups(tmp_path: Path) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal:       100 kB\nMemAvailable:    64 kB\n")
+    cgroup.mkdir()
+    assert available_memory(meminfo, cgroup) == 64 * 1024
+    (cgroup / "memory.max").write_text("max\n")
+    (cgroup / "memory.current").write_text("1000\n")
+    assert available_memory(meminfo, cgroup) == 64 * 1024
+    (cgroup / "memory.max").write_text("5000\n")
+    assert available_memory(meminfo, cgroup) == 4000
+    (cgroup / "memory.current").write_text("6000\n")
+    assert available_memory(meminfo, cgroup) == 0
+
+
+def test_a_system_that_does_not_say_is_asked_for_kv_memory(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
+    for path in (tmp_path / "meminfo", tmp_path / "none"):
+        with pytest.raises(StartupError, match="set --kv-memory"):
+            available_memory(path, tmp_path)
