@@ -100,3 +100,18 @@ def test_an_admission_leaves_a_page_for_the_growth_of_what_runs(prompt: int, fit
     world.step()
     assert (len(world.runner.tables) == 2) == fits
     world.drain()
+
+
+def test_what_did_not_fit_is_admitted_as_soon_as_it_does() -> None:
+    world = World(make_limits(num_pages=10))
+    world.ask([1] * 4, length(20))
+    short = world.ask([2] * 16, length(3))
+    world.step()
+    large = world.ask([3] * 20, length(1))
+    while short.final is None:
+        world.step()
+        assert not large.events
+    world.step()
+    assert large.final is not None
+    assert len(world.running()) == 1
+    world.drain()

@@ -145,3 +145,31 @@ def test_a_source_is_taken_over_where_the_pool_has_no_other_page() -> None:
     world.drain()
     assert story.usage.cached_tokens == 9
     assert world.cache.num_takeovers == 1
+
+
+def test_the_tokens_of_a_preempted_row_go_to_the_one_that_needed_its_pages() -> None:
+    world = World(make_limits(num_pages=8, max_batched_tokens=2))
+    world.ask([1] * 4, length(28), priority=1)
+    for _ in range(3):
+        world.step()
+    urgent = world.ask([2] * 16, length(1))
+    plan = world.step()
+    while plan is not None and not world.scheduler.stats().preemptions:
+        assert [len(row.token_ids) for row in plan.rows] == [1, 1]
+        plan = world.step()
+    assert plan is not None
+    assert [len(row.token_ids) for row in plan.rows] == [2]
+    assert [s.owner.request for s in world.running()] == [urgent.request]
+    world.drain()
+
+
+def test_the_last_in_order_stands_aside_before_it_loses_its_pages() -> None:
+    world = World(make_limits(num_pages=5))
+    first = world.ask([1] * 8, length(5))
+    second = world.ask([2] * 7, length(6))
+    widths = []
+    while (plan := world.step()) is not None:
+        widths.append(len(plan.rows))
+    assert widths == [2, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert (first.usage.preemptions, second.usage.preemptions) == (0, 0)
+    world.drain()

@@ -95,10 +95,10 @@ class Planner:
 
     def _make_room(self, step: StepBuilder, sequence: SequenceState, table: BlockTable) -> bool:
         """Preempt until `sequence` can compute a token. False if it can't: it is itself the last in order, and waits
-        for the others (holding what it has) or, without others in this step, was preempted."""
+        for the others, holding what it has, or, where no other runs, was preempted."""
         while self._cache.room(table) < 1:
             victim = self.running[-1]
-            if victim is sequence and step.rows:
+            if victim is sequence and len(self.running) > 1:
                 return False
             self._preempt(step, victim)
             if victim is sequence:
