@@ -315,6 +315,27 @@ def test_an_error_leaves_no_trace_of_a_refused_request() -> None:
     assert world.scheduler.schedule() is None
 
 
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "forced", "error"),
+    [
+        ([1], SamplingParams(n=0), [], "n is 0"),
+        ([1], SamplingParams(n=2), [[1]], "forced_tokens are for 1 choices, n is 2"),
+        ([1], SamplingParams(), [[1, 8]], "forced_tokens hold 8; accepted: ids below 8"),
+        ([1], SamplingParams(stop=(b"",)), [], "accepted: non-empty ones"),
+        ([1, -1], SamplingParams(max_tokens=1), [], "can't convert negative"),
+    ],
+)
+def test_what_no_route_lets_through_ends_in_an_error_too(
+    prompt: list[int], sampling: SamplingParams, forced: list[list[int]], error: str
+) -> None:
+    world = World(make_limits())
+    story = world.ask(prompt, sampling, forced=forced)
+    assert story.final is not None
+    assert error in (story.final.error or "")
+    assert not world.scheduler.has_unfinished
+    assert world.step() is None
+
+
 def test_check_sees_a_lost_sequence() -> None:
     world = World(make_limits())
     world.ask([1, 2, 3], length(5))

@@ -27,7 +27,9 @@ class Planner:
     duplicates of pages in the tree, it is itself preempted and comes back without them.
     """
 
-    def __init__(self, limits: SchedulerLimits, cache: KVCacheManager, on_admit: Callable[[SequenceState, int], None]):
+    def __init__(
+        self, limits: SchedulerLimits, cache: KVCacheManager, on_admit: Callable[[SequenceState, int], None]
+    ) -> None:
         """`on_admit(sequence, num_cached)` is told of each admission and how many leading tokens were resident."""
         self._limits = limits
         self._cache = cache

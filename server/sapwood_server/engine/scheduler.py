@@ -58,23 +58,19 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that can never run ends at once in a FinalEvent whose error names both numbers.
+        """Queue a request. One that can never run, or that no route should have let through, ends at once in a
+        FinalEvent whose error says why.
 
         Raises ValueError if a request with this id is still live.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use; ids of live requests must differ")
         try:
-            budget = completion_budget(request, self._limits)
-        except ValueError as error:
+            state = self._new_state(request)
+        except (ValueError, OverflowError) as error:
             usage = Usage(prompt_tokens=len(request.prompt_token_ids))
             self._events.append(FinalEvent(request_id=request.request_id, usage=usage, error=str(error)))
             return
-        state = RequestState(request, budget, self._tokens, self._clock())
-        packed = pack_tokens(request.prompt_token_ids)
-        for choice in range(request.sampling.n):
-            self._choice_keys += 1
-            state.sequences.append(SequenceState(state, choice, self._choice_keys, packed))
         self._requests[request.request_id] = state
         self._planner.queue.push_new(state.sequences[0])
 
@@ -178,6 +174,15 @@ class Scheduler:
                 require((sequence in placed) == is_due, f"choice {sequence.choice} is in the wrong place")
 
     # Consequences
+
+    def _new_state(self, request: Request) -> RequestState:
+        budget = completion_budget(request, self._limits)
+        state = RequestState(request, budget, self._tokens, self._clock())
+        packed = pack_tokens(request.prompt_token_ids)
+        for choice in range(request.sampling.n):
+            self._choice_keys += 1
+            state.sequences.append(SequenceState(state, choice, self._choice_keys, packed))
+        return state
 
     def _on_admit(self, sequence: SequenceState, num_cached: int) -> None:
         state = sequence.owner

@@ -29,8 +29,18 @@ class RequestState:
     """One request while it is live, and what its usage will say."""
 
     def __init__(self, request: Request, budget: int, tokens: TokenTable, arrived_at: float) -> None:
-        """`budget`: most tokens each choice may generate. `arrived_at`: seconds on the scheduler's clock."""
+        """`budget`: most tokens each choice may generate. `arrived_at`: seconds on the scheduler's clock.
+
+        Raises ValueError for a number of choices, or forced tokens, that can't be run.
+        """
         sampling = request.sampling
+        if sampling.n < 1:
+            raise ValueError(f"n is {sampling.n}; accepted: at least 1")
+        if len(request.forced_tokens) not in {0, sampling.n}:
+            raise ValueError(f"forced_tokens are for {len(request.forced_tokens)} choices, n is {sampling.n}")
+        unknown = {id_ for ids in request.forced_tokens for id_ in ids if not 0 <= id_ < len(tokens.token_bytes)}
+        if unknown:
+            raise ValueError(f"forced_tokens hold {min(unknown)}; accepted: ids below {len(tokens.token_bytes)}")
         self.request = request
         self.budget = budget
         self.token_bytes = tokens.token_bytes
