@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 import typer
@@ -43,10 +45,11 @@ def test_a_table_names_figures_settings_and_machine(capsys: pytest.CaptureFixtur
         assert part in printed
 
 
-def test_json_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_reads_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/any/where/sapwood", "bench", "speed", "--model", "a name"])
     made = report(Figure(name="speed", value=3.0, unit="x", at_least=2.0))
     publish(made, as_json=True)
     read = msgspec.json.decode(capsys.readouterr().out, type=Report)
     assert read.figures == made.figures
     assert read.machine == made.machine
-    assert read.command.startswith("sapwood ")
+    assert read.command == "sapwood bench speed --model 'a name'"
