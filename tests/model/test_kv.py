@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def test_pages_start_as_zeros_and_a_layer_is_a_view() -> None:
     assert tuple(layer.shape) == (5, 2, 2, 16, 8)
     layer[3, 1, 0, 7] = 2.0
     assert torch.equal(kv.pages[1, 1, 0, 3, 7], torch.full((8,), 2.0, dtype=torch.bfloat16))
+
+
+def resident_bytes() -> int:
+    """What this process occupies of the machine's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_pages_take_memory_only_when_written() -> None:
+    before = resident_bytes()
+    kv = PagedKV(tiny_shape(), 2**19, 16, torch.float32)
+    assert kv.pages.nbytes == 2**31
+    assert resident_bytes() - before < 2**26
 
 
 @pytest.mark.parametrize("num_slots", [1, 9, 16])

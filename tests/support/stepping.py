@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -108,18 +108,22 @@ class Driver:
         return self.runner.token_logits(self.plan(rows, copies))
 
     def teacher_forced(self, token_ids: Sequence[int], chunk: int, num_prefilled: int | None = None) -> Tensor:
-        """Logits of all tokens of a sequence, fp32 [len(token_ids), vocab_size]: the first `num_prefilled` (default:
-        all) in chunks, the others one decode step each."""
+        """Logits of all tokens of a sequence, fp32 [len(token_ids), vocab_size]."""
+        return torch.cat(list(self.teacher_forced_parts(token_ids, chunk, num_prefilled)))
+
+    def teacher_forced_parts(
+        self, token_ids: Sequence[int], chunk: int, num_prefilled: int | None = None
+    ) -> Iterator[Tensor]:
+        """The same step by step: the first `num_prefilled` tokens (default: all) in chunks, then one by one as decode
+        steps."""
         prefilled = len(token_ids) if num_prefilled is None else num_prefilled
         sequence = self.sequence()
-        parts: list[Tensor] = []
         for start in range(0, prefilled, chunk):
             tokens = token_ids[start : min(start + chunk, prefilled)]
-            parts.extend(self.logits([sequence.row(tokens, Phase.PREFILL)]))
+            yield from self.logits([sequence.row(tokens, Phase.PREFILL)])
         for token_id in token_ids[prefilled:]:
-            parts.extend(self.logits([sequence.row([token_id], Phase.DECODE)]))
+            yield from self.logits([sequence.row([token_id], Phase.DECODE)])
         self.release(sequence)
-        return torch.cat(parts)
 
     def generate(self, prompt: Sequence[int], num_tokens: int, chunk: int) -> list[int]:
         """Greedy ids after the prompt."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +18,12 @@ class PagedKV:
 
     One tensor `[num_layers, 2, num_kv_heads, num_pages, page_size, head_dim]`: a head's tokens lie side by side within
     a page, so a gather copies runs of `page_size * head_dim` elements and its result is what attention reads. Page 0
-    is reserved: zero, never written. The memory is zero from the operating system and becomes resident when touched.
+    is reserved: zero, never written.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
         shape = (config.num_layers, 2, config.num_kv_heads, num_pages, page_size, config.head_dim)
-        self.pages = torch.zeros(shape, dtype=dtype)
+        self.pages = _untouched_zeros(shape, dtype)
         self.num_pages = num_pages
         self.page_size = page_size
         self._layers: tuple[Tensor, ...] = tuple(layer.permute(2, 0, 1, 3, 4) for layer in self.pages)
@@ -57,6 +59,13 @@ class PagedKV:
         """Raises ValueError for a page that does not exist, and for page 0."""
         if not 0 < page < self.num_pages:
             raise ValueError(f"page is {page}; accepted: 1 to {self.num_pages - 1}")
+
+
+def _untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros as the operating system gives them: memory that is resident only once it is written. (`torch.zeros` writes
+    them, and 4 GiB of them take seconds.)"""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(*shape)
 
 
 class BlockTables:

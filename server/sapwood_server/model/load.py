@@ -13,7 +13,7 @@ from sapwood_kernels.dispatch import cpu_ops
 from sapwood_server.config import ServerConfig, onednn_isa_limit
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import ModelFiles, resolve_model
-from sapwood_server.formats.vocabulary import load_vocabulary
+from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
@@ -50,13 +50,16 @@ class LoadPlan:
     weight_bytes: int
 
 
-def load_runner(config: ServerConfig, progress: Progress) -> ModelRunner:
-    """Plans, loads the weights, warms up. StartupError, one line, for whatever keeps the model from running here."""
+def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> ModelRunner:
+    """Plans, loads the weights, warms up. StartupError, one line, for whatever keeps the model from running here.
+
+    The vocabulary, which takes a second to read, may be handed in by a caller that has it.
+    """
     started = time.perf_counter()
     plan = plan_load(config)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
     _logger.info("KV: %d pages of %d tokens, %d MiB", plan.kv.num_pages, plan.kv.page_size, plan.kv.num_bytes >> 20)
-    runner = make_runner(plan, load_model(plan, progress))
+    runner = make_runner(plan, load_model(plan, progress, vocabulary))
     progress("warm-up", 0.0)
     warm_up(runner)
     progress("warm-up", 1.0)
@@ -100,13 +103,15 @@ def default_max_batched_tokens(config: ModelConfig) -> int:
     return max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))
 
 
-def load_model(plan: LoadPlan, progress: Progress) -> Model:
-    """Reads the weights."""
+def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None = None) -> Model:
+    """Reads the weights, and the vocabulary unless it is handed in."""
     packed = _packed(plan.dtype)
     weights = load_weights(
         plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=packed
     )
-    return Model(plan.config, weights, cpu_ops(), packed, load_vocabulary(plan.files).num_tokens)
+    if vocabulary is None:
+        vocabulary = load_vocabulary(plan.files)
+    return Model(plan.config, weights, cpu_ops(), packed, vocabulary.num_tokens)
 
 
 def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
