@@ -149,6 +149,9 @@ def test_token_ids_stand_in_place_of_messages(start: Callable[..., Api]) -> None
         assert api.chat(messages=messages, prompt_token_ids=[1, 2, 259]).status_code == 200
         assert api.engine.requests[-1].prompt_token_ids == (1, 2, 259)
     assert error_of(api.chat(prompt_token_ids=[1]))["param"] == "prompt_token_ids"
+    rendered_with = {"chat_template_kwargs": {"enable_thinking": True}}
+    refused = error_of(api.chat(messages=None, prompt_token_ids=[1], **rendered_with))
+    assert refused["param"] == "chat_template_kwargs"
     assert error_of(api.chat(messages=None, prompt_token_ids=[260]))["param"] == "prompt_token_ids[0]"
     assert error_of(api.chat(messages=None, prompt_token_ids=[-1]))["param"] == "prompt_token_ids[0]"
     assert error_of(api.chat(messages=None, prompt_token_ids=[]))["param"] == "prompt_token_ids"

@@ -25,8 +25,12 @@ OUT_OF_RANGE: tuple[tuple[str, Any], ...] = (
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
     ("repetition_penalty", -1),
+    ("repetition_penalty", 1e-300),
+    ("repetition_penalty", 1e4),
+    ("stop_token_ids", list(range(129))),
     ("max_tokens", 0),
     ("max_tokens", -1),
+    ("max_completion_tokens", 0),
     ("min_tokens", -1),
     ("n", 0),
     ("n", 129),
@@ -36,6 +40,8 @@ OUT_OF_RANGE: tuple[tuple[str, Any], ...] = (
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", [str(number) for number in range(17)]),
+    ("stop", "x" * 1025),
+    ("stop", ["x", "é" * 513]),
     ("priority", 2**31),
     ("logit_bias", {"260": 1}),
     ("logit_bias", {"-1": 1}),
@@ -82,7 +88,7 @@ def test_defaults_are_openais(api: Api) -> None:
     assert (got.temperature, got.top_p, got.n, got.max_tokens, got.top_logprobs) == (1.0, 1.0, 1, None, None)
 
 
-@pytest.mark.parametrize(("field", "value"), OUT_OF_RANGE, ids=str)
+@pytest.mark.parametrize(("field", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:24])
 def test_a_value_out_of_range_is_refused(api: Api, field: str, value: Any) -> None:
     error = error_of(api.chat(**{field: value}))
     assert error["param"] == field

@@ -16,7 +16,7 @@ from sapwood_server.api.chat_writer import ChatWriter
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
 from sapwood_server.api.openapi import json_body
-from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
+from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, outside, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
 from sapwood_server.api.wire_chat import ChatBody, ignored_in_messages, to_messages
 from sapwood_server.api.wire_shared import check_fields, quote
@@ -59,6 +59,11 @@ async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[i
             raise BadRequestError(
                 "prompt_token_ids stands in place of messages; accepted: one of the two", param="prompt_token_ids"
             )
+        if body.chat_template_kwargs is not None:
+            raise BadRequestError(
+                "chat_template_kwargs are for the rendering of messages; accepted: none beside prompt_token_ids",
+                param="chat_template_kwargs",
+            )
         return token_ids("prompt_token_ids", body.prompt_token_ids, info.vocab_size)
     if body.messages is None:
         raise BadRequestError("missing field: 'messages' is required", code="missing_field", param="messages")
@@ -70,6 +75,8 @@ async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[i
 def _max_tokens(body: ChatBody) -> int | None:
     """`max_completion_tokens`, or `max_tokens`, its older name."""
     newer, older = body.max_completion_tokens, body.max_tokens
+    if newer is not None and newer < 1:
+        raise outside("max_completion_tokens", newer, "1 or more")
     if newer is not None and older is not None and newer != older:
         raise BadRequestError(
             f"max_tokens is {older} and max_completion_tokens is {newer}; accepted: one of them, or equal values",

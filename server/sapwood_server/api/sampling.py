@@ -12,8 +12,14 @@ from sapwood_server.values.sampling import SamplingParams
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+"""Of one stop string. Each choice keeps a table as long as its stop strings, so megabytes would be gigabytes at `n`."""
+MAX_STOP_TOKEN_IDS = 128
+"""Far fewer than any vocabulary has: until `min_tokens` are reached these are banned, and some token must be left."""
 MAX_TOP_LOGPROBS = 20
 _MAX_INT = 2**31 - 1
+_REPETITION_PENALTIES = (0.001, 1000)
+"""It divides and multiplies logits; within these bounds they stay finite in fp32."""
 _SEED_MASK = 2**64 - 1
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
@@ -28,7 +34,7 @@ def to_sampling(
 ) -> SamplingParams:
     """The settings of one request. Raises BadRequestError that quotes the field, its value and what is accepted."""
     if max_tokens is not None and max_tokens < 1:
-        raise _outside("max_tokens", max_tokens, "1 or more")
+        raise outside("max_tokens", max_tokens, "1 or more")
     min_tokens = integer("min_tokens", body.min_tokens, 0, 0, _MAX_INT)
     if max_tokens is not None and min_tokens > max_tokens:
         raise BadRequestError(
@@ -41,14 +47,14 @@ def to_sampling(
         min_p=number("min_p", body.min_p, 0.0, 0, 1),
         presence_penalty=number("presence_penalty", body.presence_penalty, 0.0, -2, 2),
         frequency_penalty=number("frequency_penalty", body.frequency_penalty, 0.0, -2, 2),
-        repetition_penalty=_repetition_penalty(body.repetition_penalty),
+        repetition_penalty=number("repetition_penalty", body.repetition_penalty, 1.0, *_REPETITION_PENALTIES),
         logit_bias=_logit_bias(body.logit_bias or {}, info.vocab_size),
         seed=_seed(body.seed, draw_seed),
         top_logprobs=top_logprobs,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=_stop(body.stop),
-        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or (), info.vocab_size),
+        stop_token_ids=_stop_token_ids(body.stop_token_ids or (), info.vocab_size),
         ignore_eos=bool(body.ignore_eos),
         n=integer("n", body.n, 1, 1, MAX_CHOICES),
     )
@@ -59,7 +65,7 @@ def number(name: str, value: float | None, default: float, low: float, high: flo
     if value is None:
         return default
     if not low <= value <= high:
-        raise _outside(name, value, f"{low} to {high}")
+        raise outside(name, value, f"{low} to {high}")
     return float(value)
 
 
@@ -68,7 +74,7 @@ def integer(name: str, value: int | None, default: int, low: int, high: int) -> 
     if value is None:
         return default
     if not low <= value <= high:
-        raise _outside(name, value, f"{low} to {high}")
+        raise outside(name, value, f"{low} to {high}")
     return value
 
 
@@ -76,20 +82,19 @@ def token_ids(name: str, ids: Sequence[int], vocab_size: int) -> tuple[int, ...]
     """The same ids. Raises BadRequestError for one outside the vocabulary."""
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
-            raise _outside(f"{name}[{index}]", token_id, f"token ids from 0 to {vocab_size - 1}")
+            raise outside(f"{name}[{index}]", token_id, f"token ids from 0 to {vocab_size - 1}")
     return tuple(ids)
+
+
+def outside(name: str, value: object, accepted: str) -> BadRequestError:
+    """The refusal of a value, which names the field, shows the value, and says what is accepted."""
+    return BadRequestError(f"{name} is {quote(value)}; accepted: {accepted}", param=name)
 
 
 def _top_p(value: float | None) -> float:
     if value is not None and value == 0:
-        raise _outside("top_p", value, "more than 0, up to 1")
+        raise outside("top_p", value, "more than 0, up to 1")
     return number("top_p", value, 1.0, 0, 1)
-
-
-def _repetition_penalty(value: float | None) -> float:
-    if value is not None and not 0 < value <= 1000:
-        raise _outside("repetition_penalty", value, "more than 0, up to 1000")
-    return 1.0 if value is None else float(value)
 
 
 def _seed(value: int | None, draw_seed: Callable[[], int]) -> int:
@@ -97,7 +102,7 @@ def _seed(value: int | None, draw_seed: Callable[[], int]) -> int:
     if value is None:
         return draw_seed()
     if not -(2**63) <= value <= _SEED_MASK:
-        raise _outside("seed", value, "64-bit integers")
+        raise outside("seed", value, "64-bit integers")
     return value & _SEED_MASK
 
 
@@ -115,10 +120,13 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
 
 def _stop(stop: str | list[str] | None) -> tuple[bytes, ...]:
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if len(strings) > MAX_STOP_STRINGS or not all(strings):
-        raise _outside("stop", stop, f"up to {MAX_STOP_STRINGS} strings, none of them empty")
-    return tuple(string.encode() for string in strings)
+    stops = tuple(string.encode() for string in strings)
+    if len(stops) > MAX_STOP_STRINGS or not all(0 < len(data) <= MAX_STOP_BYTES for data in stops):
+        raise outside("stop", stop, f"up to {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes")
+    return stops
 
 
-def _outside(name: str, value: object, accepted: str) -> BadRequestError:
-    return BadRequestError(f"{name} is {quote(value)}; accepted: {accepted}", param=name)
+def _stop_token_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise outside("stop_token_ids", ids, f"up to {MAX_STOP_TOKEN_IDS} token ids")
+    return token_ids("stop_token_ids", ids, vocab_size)
