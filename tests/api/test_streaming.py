@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,6 +73,18 @@ def test_lc_01_a_client_that_leaves_before_the_whole_answer_cancels_it_too(
     sample = f'sapwood_http_requests_total{{path="{path}",status="499"}}'
     wait_until(lambda: api.metric(sample) == 1)
     assert api.metric('sapwood_request_success_total{finish_reason="cancelled"}') == len(api.engine.requests)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(
+    start: Callable[..., Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    api = start()
+    host, port = api.client.base_url.host, api.client.base_url.port
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    with socket.create_connection((host, port or 0)) as connection:
+        connection.sendall(head.encode() + b"{")
+    wait_until(lambda: api.metric('sapwood_http_requests_total{path="/v1/completions",status="499"}') == 1)
+    assert "Traceback" not in caplog.text
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 import msgspec
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
+from sapwood_server.api.disconnect import ClientGone
 from sapwood_server.errors import ApiError, BadRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 T = TypeVar("T")
@@ -24,7 +26,8 @@ _ACCEPTED_TAGS = {"role": "system, developer, user, assistant or tool", "type": 
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises UnsupportedMediaTypeError unless it is JSON, PayloadTooLargeError over `limit` bytes."""
+    """The whole body. Raises UnsupportedMediaTypeError unless it is JSON, PayloadTooLargeError over `limit` bytes,
+    ClientGone if the client leaves in the middle of it."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaTypeError(
@@ -33,12 +36,15 @@ async def read_body(request: Request, limit: int) -> bytes:
         )
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        elif size > limit * _DRAINED_SIZES:
-            break
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > limit * _DRAINED_SIZES:
+                break
+    except ClientDisconnect as error:
+        raise ClientGone from error
     if size > limit:
         raise PayloadTooLargeError(f"the body is over this server's limit of {limit} bytes", code="body_too_large")
     return b"".join(parts)
