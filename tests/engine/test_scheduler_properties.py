@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -118,9 +119,10 @@ class Traffic(RuleBasedStateMachine):
         self.world.cancel(data.draw(st.sampled_from(sorted(self.world.stories))))
 
 
-TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(
+Traffic.TestCase.settings = settings(
     max_examples=scaled(2000),
     stateful_step_count=25,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),  # "explain" traces every line: ten times slower
 )
+
+TestTraffic = pytest.mark.timeout(1200)(Traffic.TestCase)  # minutes at full scale

@@ -205,14 +205,13 @@ def expected_choice(request: Request, choice: int, budget: int, tokens: ToyToken
     sampling = request.sampling
     forced = request.forced_tokens[choice] if request.forced_tokens else ()
     end_ids = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else tokens.eos_ids)
-    ids, text, searched = list(request.prompt_token_ids), b"", b""
+    digest = digests(request.salt, request.prompt_token_ids)[-1]
+    text, searched = b"", b""
     output: list[int] = []
     while True:
         banned = sorted(end_ids) if len(output) < sampling.min_tokens else []
-        token_id = draw(digests(request.salt, ids)[-1], choice, banned)
-        if len(output) < len(forced):
-            token_id = forced[len(output)]
-        ids.append(token_id)
+        token_id = forced[len(output)] if len(output) < len(forced) else draw(digest, choice, banned)
+        digest = next_digest(digest, token_id)
         output.append(token_id)
         may_stop = len(output) > sampling.min_tokens
         if may_stop and token_id in end_ids:
