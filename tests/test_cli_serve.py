@@ -59,9 +59,20 @@ def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_every_field_of_the_configuration_is_a_flag() -> None:
     got: list[ServerConfig] = []
-    command = config_command(got.append)
+    command = config_command(got.append, http=True)
     names = {parameter.name for parameter in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
     assert names == {field.name for field in dataclasses.fields(ServerConfig)} | {"positional_model"}
+
+
+@pytest.mark.parametrize("command", [["generate", "m", "p"], ["doctor", "m"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("flag", ["--host", "--port", "--api-key", "--served-model-name", "--enable-test-hooks"])
+def test_a_command_that_answers_no_http_refuses_its_flags(
+    capsys: pytest.CaptureFixture[str], command: list[str], flag: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, flag, "1"])
+    assert caught.value.code == 2
+    assert flag in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--colour", "--max-num-seq", "--prefixcache"])
@@ -77,7 +88,11 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str], flag: st
         (("--page-size", "17"), ("--page-size", "17", "16, 32, 64")),
         (("--kv-memory", "lots"), ("lots", "GiB")),
         (("--max-model-len", "0"), ("--max-model-len", "0")),
+        (("--host", ""), ("--host", "empty")),
         (("--api-key", ""), ("--api-key", "empty")),
+        (("--api-key", "key\n"), ("--api-key", "white space")),
+        (("",), ("''",)),
+        (("--model", ""), ("''",)),
         (("a", "--model", "b"), ("'a'", "'b'")),
         (("/no/such/folder",), ("/no/such/folder",)),
         (("nobody/nothing-of-this-name",), ("nobody/nothing-of-this-name",)),

@@ -32,7 +32,7 @@ from sapwood_server.values.messages import EngineInfo
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("serve")(config_command(serve))
+    app.command("serve")(config_command(serve, http=True))
 
 
 def serve(config: ServerConfig) -> None:

@@ -39,8 +39,8 @@ def onednn_isa_limit() -> str | None:
     return value if value not in ("", "ALL", "DEFAULT") else None
 
 
-def _option(default: Any, text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": text, **metadata})
+def _option(default: Any, text: str, *, is_secret: bool = False, **metadata: Any) -> Any:
+    return field(default=default, repr=not is_secret, metadata={"help": text, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,12 @@ class ServerConfig:
     """Everything a server can be told. Checked on construction; a bad value raises StartupError.
 
     Flag of a field: `--` and its name with dashes; `metadata["flag"]` where the field's traditional flag differs.
+    `metadata["http"]`: the field is about answering HTTP, so commands that don't have no such flag.
     """
 
     model: str = _option(DEMO_MODEL, "A folder, a .gguf file, a hub id, or smollm2-135m (the embedded demo model).")
-    host: str = _option("127.0.0.1", "Address to listen on.")
-    port: int = _option(8000, "Port to listen on; 0 takes a free one.")
+    host: str = _option("127.0.0.1", "Address to listen on.", http=True)
+    port: int = _option(8000, "Port to listen on; 0 takes a free one.", http=True)
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16 for weights, activations and KV.")
     device: str = _option("auto", "auto, cpu or cuda.")
     max_model_len: int | None = _option(None, "Longest prompt + completion, in tokens; default: the model's own.")
@@ -61,11 +62,17 @@ class ServerConfig:
     page_size: int = _option(16, "Tokens per KV page: 16, 32 or 64.")
     kv_memory: str | None = _option(None, "Memory for KV pages: bytes, or with a unit as in 2GiB; default: by device.")
     gpu_memory_utilization: float = _option(0.9, "On a GPU without --kv-memory: share of its memory to use in all.")
-    api_key: tuple[str, ...] = _option((), "Key that clients must send as a Bearer token; may be given several times.")
-    served_model_name: tuple[str, ...] = _option((), "Name(s) that requests may use for the model; several allowed.")
+    api_key: tuple[str, ...] = _option(
+        (), "Key that clients must send as a Bearer token; may be given several times.", is_secret=True, http=True
+    )
+    served_model_name: tuple[str, ...] = _option(
+        (), "Name(s) that requests may use for the model; several allowed.", http=True
+    )
     prefix_cache: bool = _option(True, "Reuse the KV of earlier tokens.", flag="--prefix-cache/--no-prefix-cache")
     strict_max_tokens: bool = _option(False, "Refuse prompt + max_tokens over the context instead of lowering it.")
-    enable_test_hooks: bool = _option(False, "Accept forced_tokens in requests. Never on a server that others use.")
+    enable_test_hooks: bool = _option(
+        False, "Accept forced_tokens in requests. Never on a server that others use.", http=True
+    )
     seed: int = _option(0, "Base seed for requests that bring none; 0 draws one at start.")
     log_level: str = _option("info", "debug, info, warning or error.")
 
@@ -84,8 +91,10 @@ class ServerConfig:
             raise StartupError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; accepted: 0.05 to 1.0")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
-        if any(not key for key in self.api_key):
-            raise StartupError("--api-key is empty; accepted: a non-empty string")
+        if not self.host:
+            raise StartupError("--host is empty; accepted: an address, such as 127.0.0.1, or 0.0.0.0 for all")
+        if any(not key or key != key.strip() for key in self.api_key):  # not quoted: it is a secret
+            raise StartupError("--api-key is empty or has white space around it, which no header can carry")
         if any(not name for name in self.served_model_name):
             raise StartupError("--served-model-name is empty; accepted: a non-empty string")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -16,26 +16,27 @@ from sapwood_server.errors import StartupError
 _POSITIONAL_MODEL = "positional_model"
 
 
-def config_command(function: Callable[..., None]) -> Callable[..., None]:
+def config_command(function: Callable[..., None], *, http: bool = False) -> Callable[..., None]:
     """A typer command that calls `function(config, ...)`.
 
     The command takes MODEL, then the function's own parameters (annotated for typer), then one flag for each field of
-    ServerConfig. It raises StartupError for values that ServerConfig refuses, and for two different models.
+    ServerConfig; only with `http` for those about answering HTTP, which would have no effect. It raises StartupError
+    for values that ServerConfig refuses, and for two different models.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    names = [field.name for field in dataclasses.fields(ServerConfig)]
+    fields_of_flags = [field for field in dataclasses.fields(ServerConfig) if http or not field.metadata.get("http")]
 
     def command(**values: Any) -> None:
         model = values.pop(_POSITIONAL_MODEL)
-        fields = {name: _freeze(values.pop(name)) for name in names}
+        fields = {field.name: _freeze(values.pop(field.name)) for field in fields_of_flags}
         if fields["model"] is None:
-            fields["model"] = model or ServerConfig.model
+            fields["model"] = ServerConfig.model if model is None else model
         elif model is not None and model != fields["model"]:
             raise StartupError(f"MODEL is {model!r} and --model is {fields['model']!r}; accepted: one of them")
         function(ServerConfig(**fields), **values)
 
     parameters = [_model_argument(), *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
-    command.__signature__ = inspect.Signature([*parameters, *_flags()])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*parameters, *_flags(fields_of_flags)])  # type: ignore[attr-defined]
     command.__doc__ = function.__doc__
     command.__name__ = function.__name__
     return command
@@ -47,9 +48,9 @@ def _model_argument() -> inspect.Parameter:
     return _parameter(_POSITIONAL_MODEL, Annotated[str | None, argument], None)
 
 
-def _flags() -> Iterator[inspect.Parameter]:
+def _flags(fields: Iterable[dataclasses.Field[Any]]) -> Iterator[inspect.Parameter]:
     hints = typing.get_type_hints(ServerConfig)
-    for field in dataclasses.fields(ServerConfig):
+    for field in fields:
         flag = field.metadata.get("flag", "--" + field.name.replace("_", "-"))
         if field.name == "model":
             option = typer.Option(flag, help="The same as MODEL.", show_default=False)

@@ -17,20 +17,21 @@ class KeyRing:
     """The keys that the server accepts; with none, everybody is one tenant and needs no key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._tenants = [(key.encode(), hashlib.sha256(key.encode()).hexdigest()) for key in keys]
+        self._tenants = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
 
     def tenant(self, authorization: str | None) -> str:
         """The tenant of an `Authorization` header: a hash of its key, or "" if no keys are set.
 
-        Raises AuthenticationError for a missing or unknown key. Every key is compared in constant time, so that the
-        answer's time tells nothing of any of them.
+        Raises AuthenticationError for a missing or unknown key. Hashes are compared, each of them and in constant time:
+        the answer's time tells nothing of any key, its length included.
         """
         if not self._tenants:
             return ""
         if authorization is None or not authorization.lower().startswith(_SCHEME):
             raise AuthenticationError("no API key: send the header 'Authorization: Bearer KEY'", code="invalid_api_key")
-        given = authorization[len(_SCHEME) :].strip().encode("latin-1", "replace")
-        matches = [tenant for key, tenant in self._tenants if hmac.compare_digest(key, given)]
+        key = authorization[len(_SCHEME) :].strip().encode("latin-1")  # the header's bytes: so it was decoded
+        given = hashlib.sha256(key).hexdigest()
+        matches = [tenant for tenant in self._tenants if hmac.compare_digest(tenant, given)]
         if not matches:
             raise AuthenticationError("the API key is not one that this server knows", code="invalid_api_key")
         return matches[0]
