@@ -70,7 +70,7 @@ def seed_source(seed: int) -> Callable[[], int]:
 
 async def _run(config: ServerConfig, service: Service, listener: socket.socket) -> None:
     """Serve until told to stop. The socket is open from the start: `/health` answers while the model loads."""
-    server = HttpServer(create_app(service))
+    server = HttpServer(create_app(service), lambda: _close_engine(service))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(_load(config, service, url_of(listener)))
     try:
@@ -82,8 +82,12 @@ async def _run(config: ServerConfig, service: Service, listener: socket.socket) 
         server.should_exit = True
         loading.cancel()
         await asyncio.gather(serving, loading, return_exceptions=True)
-        if isinstance(service.engine.engine, EngineClient):
-            await service.engine.engine.close()
+        await _close_engine(service)
+
+
+async def _close_engine(service: Service) -> None:
+    if isinstance(service.engine.engine, EngineClient):
+        await service.engine.engine.close()
 
 
 async def _load(config: ServerConfig, service: Service, url: str) -> None:

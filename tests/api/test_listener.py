@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 
+import httpx
 import pytest
 
-from sapwood_server.api.listener import bind, url_of
+from sapwood_server.api.app import create_app
+from sapwood_server.api.listener import HttpServer, bind, url_of
 from sapwood_server.errors import StartupError
+from sapwood_server.values.events import Event, FinalEvent, Usage
+from sapwood_server.values.request import Request
+from support.api_client import data_of
+from support.api_service import MODEL, ScriptedEngine, make_service, tokens
 
 
 def test_a_free_port_and_its_url() -> None:
@@ -52,3 +62,36 @@ def test_small_writes_do_not_wait_for_acknowledgements() -> None:
         return result
 
     assert asyncio.run(is_nodelay())
+
+
+def test_a_stream_that_outlasts_the_servers_stop_ends_with_an_error_event() -> None:
+    engine_closed = threading.Event()
+
+    def script(request: Request) -> Iterator[Event | threading.Event]:
+        yield tokens(request, b"a")
+        yield engine_closed
+        yield FinalEvent(request_id=request.request_id, usage=Usage(prompt_tokens=1), cancelled=True)
+
+    async def close_engine() -> None:
+        engine_closed.set()
+
+    async def read_while_it_stops() -> str:
+        server = HttpServer(create_app(make_service(ScriptedEngine(script))), close_engine, drain_seconds=0.05)
+        listener = bind("127.0.0.1", 0)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        text = ""
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=url_of(listener)) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            async for piece in response.aiter_text():
+                if not text:
+                    signal.raise_signal(signal.SIGTERM)
+                text += piece
+        await serving
+        return text
+
+    first, last = data_of(asyncio.run(read_while_it_stops()))
+    assert json.loads(first)["choices"][0]["text"] == "a"
+    assert json.loads(last)["error"]["code"] == "cancelled"

@@ -100,11 +100,6 @@ def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
     counters = itertools.accumulate([1, 1])
     for count in counters:
         stats = EngineStats(
-            requests_running=3,
-            requests_waiting=2,
-            pages_free=10,
-            pages_cached=20,
-            pages_active=30,
             steps=count,
             preemptions=count,
             prompt_tokens_computed=100 * count,
@@ -114,9 +109,8 @@ def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
         )
         metrics.observe_step(StepOutput(events=(), stats=stats, step_seconds=(0.001, 0.1, 0.01)))
     metrics.observe_step(StepOutput(events=(), stats=EngineStats(steps=1, generation_tokens=7)))
-    text = metrics.exposition().decode()
+    text = metrics.exposition(EngineStats()).decode()
     expected = {
-        "requests_running": 0,
         "preemptions_total": 2,
         'prompt_tokens_total{source="computed"}': 200,
         'prompt_tokens_total{source="device"}': 20,
@@ -128,18 +122,20 @@ def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
     assert {name: metric_value(text, f"sapwood_{name}") for name in expected} == expected
 
 
-def test_gauges_show_the_last_step() -> None:
-    metrics = Metrics()
-    stats = EngineStats(requests_running=3, requests_waiting=2, pages_free=10, pages_cached=20, pages_active=30)
-    metrics.observe_step(StepOutput(events=(), stats=stats))
-    text = metrics.exposition().decode()
-    assert metric_value(text, "sapwood_requests_running") == 3
-    assert metric_value(text, "sapwood_requests_waiting") == 2
-    assert [metric_value(text, f'sapwood_kv_pages{{state="{s}"}}') for s in ("free", "cached", "active")] == [
-        10,
-        20,
-        30,
-    ]
+def gauges(api: Api) -> list[float]:
+    """Requests running and waiting, pages free, cached and active."""
+    states = [f'kv_pages{{state="{state}"}}' for state in ("free", "cached", "active")]
+    return [api.metric(f"sapwood_{name}") for name in ("requests_running", "requests_waiting", *states)]
+
+
+def test_gauges_show_the_engine_as_it_is_also_when_it_is_gone(start: Callable[..., Api]) -> None:
+    api = start()
+    api.engine.stats = EngineStats(
+        requests_running=3, requests_waiting=2, pages_free=10, pages_cached=20, pages_active=30
+    )
+    assert gauges(api) == [3, 2, 10, 20, 30]
+    api.engine.ready, api.engine.stats = False, EngineStats()  # as EngineClient's, when the process has died
+    assert gauges(api) == [0, 0, 0, 0, 0]
 
 
 def test_the_openapi_document_describes_the_bodies(api: Api) -> None:

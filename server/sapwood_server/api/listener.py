@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,8 +15,10 @@ from starlette.types import ASGIApp
 from sapwood_server.errors import StartupError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_DRAIN_SECONDS = 5
-"""What running requests get to end by themselves when the server is told to stop; then they are cancelled."""
+_DRAIN_SECONDS = 5.0
+"""What running requests get to end by themselves when the server is told to stop; then they are ended."""
+_SEND_SECONDS = 5
+"""What is left after that to send their last words; then their connections are cut."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -43,16 +46,34 @@ def url_of(listener: socket.socket) -> str:
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers and logging, which would end the process before the engine is closed."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, end_requests: Callable[[], Awaitable[None]], *, drain_seconds: float = _DRAIN_SECONDS
+    ) -> None:
+        """`end_requests` is called when requests still run `drain_seconds` after the server was told to stop: each is
+        to end with an error that its client can read, rather than with its connection."""
+        self._end_requests = end_requests
+        self._drain_seconds = drain_seconds
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_DRAIN_SECONDS
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=math.ceil(drain_seconds) + _SEND_SECONDS,
             )
         )
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new connections, and wait for the requests that run, within bounds."""
+        stopping = asyncio.ensure_future(super().shutdown(sockets))
+        await asyncio.wait({stopping}, timeout=self._drain_seconds)
+        if not stopping.done():
+            await self._end_requests()
+        await stopping
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask the server to stop; a second one does not wait for requests."""
+        """SIGINT and SIGTERM ask the server to stop; after either, SIGINT does not wait for requests."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.handle_exit, number, None)

@@ -29,18 +29,17 @@ class Metrics:
         self._make_histograms()
         self._http_requests = self._counter("http_requests", "HTTP requests, by route and status.", "path", "status")
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    def observe_step(self, output: StepOutput) -> None:
-        """Take in what the engine says after each step."""
-        stats = output.stats
+    def exposition(self, stats: EngineStats) -> bytes:
+        """All metrics in Prometheus' text format; `stats` are the engine's now."""
         self._running.set(stats.requests_running)
         self._waiting.set(stats.requests_waiting)
         for state in _PAGE_STATES:
             self._pages.labels(state).set(getattr(stats, f"pages_{state}"))
-        self._advance(stats)
+        return generate_latest(self.registry)
+
+    def observe_step(self, output: StepOutput) -> None:
+        """Take in what the engine says after each step."""
+        self._advance(output.stats)
         if output.step_seconds is not None:
             for part, seconds in zip(_STEP_PARTS, output.step_seconds, strict=True):
                 self._step.labels(part).observe(seconds)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from sapwood_server.api.auth import authenticate
 from sapwood_server.api.service import service_of
+from sapwood_server.values.messages import EngineStats
 
 router = APIRouter()
 
@@ -39,4 +40,6 @@ async def show_version(request: Request) -> dict[str, Any]:
 @router.get("/metrics", dependencies=[Depends(authenticate)])
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    service = service_of(request)
+    stats = service.engine.engine.stats if service.engine.engine else EngineStats()
+    return Response(service.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
