@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from sapwood_bench import transformers_peer
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.tokenizer import chat_templates
-from sapwood_server.model import load
 from sapwood_server.values.demo import DEMO_MODEL
-from support.demo_oracle import llama_oracle
 from support.scale import scaled
-from support.stepping import Driver, make_config
+from support.stepping import Driver, make_config, make_runner
 from support.texts import demo_ids, essay_ids
 
 NUM_PROMPTS = 30
@@ -64,10 +63,8 @@ class Comparison:
 
 def test_greedy_ids_are_transformers() -> None:
     """By teacher forcing: the oracle sees the prompt and our ids, and must have chosen each of them."""
-    plan = load.plan_load(make_config(DEMO_MODEL, kv_memory="512MiB"))
-    model = load.load_model(plan, lambda stage, fraction: None)
-    driver = Driver(load.make_runner(plan, model))
-    oracle = llama_oracle(model.config, model.weights)
+    driver = Driver(make_runner(make_config(DEMO_MODEL, kv_memory="512MiB")))
+    oracle = transformers_peer.load(DEMO_MODEL)
     comparison = Comparison()
     chosen = prompts()[: scaled(NUM_PROMPTS, 3)]
     for index, prompt in enumerate(chosen):
