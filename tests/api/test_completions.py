@@ -64,6 +64,19 @@ def test_a_prompt_that_is_none_is_refused(start: Callable[..., Api], prompt: Any
     assert error_of(start().complete(prompt))["param"].startswith("prompt")
 
 
+def test_an_id_outside_the_vocabulary_is_named_with_its_prompt(start: Callable[..., Api]) -> None:
+    api = start()
+    assert error_of(api.complete([[1], [2, 260]]))["param"] == "prompt[1][1]"
+    assert error_of(api.complete([2, 260]))["param"] == "prompt[1]"
+
+
+def test_choices_are_bounded_over_all_prompts(start: Callable[..., Api]) -> None:
+    api = start()
+    assert error_of(api.complete([[1]] * 9, n=114))["param"] == "n"
+    assert api.engine.requests == []
+    assert api.complete([[1]] * 8, n=128).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_are_numbered_over_prompts(start: Callable[..., Api], stream: bool) -> None:
     api = start(echoes)

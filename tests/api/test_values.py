@@ -44,6 +44,7 @@ OUT_OF_RANGE: tuple[tuple[str, Any], ...] = (
     ("stop", ["x", "é" * 513]),
     ("priority", 2**31),
     ("logit_bias", {"260": 1}),
+    ("logit_bias", {f"{number:04}": 1 for number in range(1025)}),
     ("logit_bias", {"-1": 1}),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"1.0": 1}),

@@ -22,7 +22,6 @@ class Generation:
 
     def __init__(self, slot: EngineSlot, requests: Sequence[Request], timer: RequestTimer) -> None:
         """Raises UnavailableError if the engine takes no requests now."""
-        self._slot = slot
         self._engine: Engine = slot.require()
         self._requests = requests
         self._timer = timer

@@ -16,9 +16,9 @@ from sapwood_server.api.completion_writer import CompletionWriter
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
 from sapwood_server.api.openapi import json_body
-from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
+from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, outside, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
-from sapwood_server.api.wire_completions import CompletionBody, Prompt, to_prompts
+from sapwood_server.api.wire_completions import MAX_PROMPTS, CompletionBody, Prompt, to_prompts
 from sapwood_server.api.wire_shared import check_fields
 from sapwood_server.values.messages import EngineInfo
 
@@ -45,13 +45,16 @@ async def _to_job(service: Service, tenant: str, body: CompletionBody) -> Job:
         body, info, top_logprobs=top_logprobs, max_tokens=body.max_tokens, draw_seed=service.draw_seed
     )
     prompts = to_prompts(body.prompt)
-    ids = await asyncio.to_thread(lambda: [_encode(service, prompt, info) for prompt in prompts])
+    if len(prompts) * sampling.n > MAX_PROMPTS:
+        raise outside("n", sampling.n, f"up to {MAX_PROMPTS} choices over all {len(prompts)} prompts")
+    names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
+    ids = await asyncio.to_thread(lambda: [_encode(service, *item, info) for item in zip(names, prompts, strict=True)])
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="cmpl", prompt_field="prompt")
     return builder.build(body, ids, sampling, ignored)
 
 
-def _encode(service: Service, prompt: Prompt, info: EngineInfo) -> tuple[int, ...]:
+def _encode(service: Service, name: str, prompt: Prompt, info: EngineInfo) -> tuple[int, ...]:
     """The prompt's ids; of a list of ids, the same ids."""
     if isinstance(prompt, str):
         return service.prompts.encode_text(prompt)
-    return token_ids("prompt", prompt, info.vocab_size)
+    return token_ids(name, prompt, info.vocab_size)

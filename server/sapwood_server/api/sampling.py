@@ -11,6 +11,8 @@ from sapwood_server.values.messages import EngineInfo
 from sapwood_server.values.sampling import SamplingParams
 
 MAX_CHOICES = 128
+MAX_LOGIT_BIASES = 1024
+"""Each is work in every step, for all whose requests share it."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 """Of one stop string. Each choice keeps a table as long as its stop strings, so megabytes would be gigabytes at `n`."""
@@ -107,6 +109,8 @@ def _seed(value: int | None, draw_seed: Callable[[], int]) -> int:
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise outside("logit_bias", bias, f"up to {MAX_LOGIT_BIASES} entries")
     entries: dict[int, float] = {}
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:

@@ -28,7 +28,7 @@ ToEngine = Submit | Cancel | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine decided at start; shown by `/version`, `/v1/models`, `doctor` and the log."""
+    """What the engine decided at start; shown by `/version` and in the log."""
 
     model: str
     architecture: str
