@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,11 @@ from support.scripted_engine import HANG_ID, KILL_ID, RAISE_ID, completion
 
 
 @pytest.fixture(name="sockets", autouse=True)
-def sockets_fixture(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh temporary directory, so that a test can see what was left behind."""
-    folder = Path(tempfile.mkdtemp(prefix="t-"))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+def sockets_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh temporary directory, so that a test can see what was left behind; pytest's own is too long a name."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def with_client(scenario: Callable[[EngineClient], Awaitable[None]], policy: SupervisionPolicy | None = None) -> None:
