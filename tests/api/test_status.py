@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Callable
 
 import httpx
@@ -145,4 +147,23 @@ def test_the_openapi_document_describes_the_bodies(api: Api) -> None:
     properties = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "temperature", "forced_tokens"} <= properties.keys()
     assert document["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
+    assert not re.search(r'"422"|sapwood_server', json.dumps(document)), "no answer of FastAPI's own, no module's name"
+
+
+def test_the_openapi_document_describes_answers_errors_and_keys(api: Api) -> None:
+    document = api.client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    answer, error = chat["responses"]["200"]["content"], chat["responses"]["default"]["content"]
+    assert answer["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert answer["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/Chunk"}
+    assert schemas["ChatCompletion"]["required"] == ["id", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert error["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+    assert schemas["ErrorObject"]["required"] == ["message", "type", "param", "code"]
+    (scheme,) = document["components"]["securitySchemes"].values()
+    assert scheme["scheme"] == "bearer"
+    assert chat["security"]
+    assert "security" not in document["paths"]["/health"]["get"]
+    references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert references <= schemas.keys()
     assert api.client.get("/docs").status_code == 200

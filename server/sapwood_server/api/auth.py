@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
 
 from sapwood_server.errors import AuthenticationError
 
 _SCHEME = "bearer "
+_documented = HTTPBearer(auto_error=False, description="An API key, if the server was started with any.")
+"""Tells the OpenAPI document of keys; it refuses nobody."""
 
 
 class KeyRing:
@@ -37,7 +41,7 @@ class KeyRing:
         return matches[0]
 
 
-async def authenticate(request: Request) -> str:
+async def authenticate(request: Request, _key: Annotated[Any, Depends(_documented)]) -> str:
     """The caller's tenant; a dependency of every route that shows or uses the model."""
     keys: KeyRing = request.app.state.service.keys
     return keys.tenant(request.headers.get("authorization"))

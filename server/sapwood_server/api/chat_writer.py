@@ -52,7 +52,7 @@ class AnswerMessage(msgspec.Struct):
     refusal: None = None
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class ChatChoice(msgspec.Struct, kw_only=True):
     """`choices[]` of a whole answer."""
 
     index: int
@@ -70,7 +70,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: WireUsage
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
@@ -130,9 +130,9 @@ class ChatWriter:
         )
         return encoder.encode(answer)
 
-    def _choice(self, index: int, deltas: list[Delta]) -> Choice:
+    def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
         finish_reason = deltas[-1].finish_reason if deltas else None
-        return Choice(
+        return ChatChoice(
             index=index,
             message=AnswerMessage(role="assistant", content="".join(delta.text for delta in deltas)),
             logprobs=self._logprobs(tuple(entry for delta in deltas for entry in delta.logprobs)),

@@ -14,7 +14,7 @@ from sapwood_server.values.events import Usage
 from sapwood_server.values.plan import TokenLogprob
 
 
-class Choice(msgspec.Struct, kw_only=True):
+class CompletionChoice(msgspec.Struct, kw_only=True):
     """`choices[]`, of a chunk as of a whole answer."""
 
     index: int
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: WireUsage | UnsetType | None = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
@@ -51,7 +51,7 @@ class CompletionWriter:
         """Nothing, or an empty chunk with the prompts' ids if they were asked for."""
         if not self._job.return_token_ids:
             return b""
-        chunk = self._completion([Choice(index=index, text="") for index in range(self._job.num_choices)])
+        chunk = self._completion([CompletionChoice(index=index, text="") for index in range(self._job.num_choices)])
         self._add_prompts(chunk)
         return encode_event(chunk)
 
@@ -79,9 +79,9 @@ class CompletionWriter:
         answer.usage = to_usage(usage)
         return encoder.encode(answer)
 
-    def _choice(self, index: int, deltas: list[Delta]) -> Choice:
+    def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
         finish_reason = deltas[-1].finish_reason if deltas else None
-        choice = Choice(
+        choice = CompletionChoice(
             index=index,
             text="".join(delta.text for delta in deltas),
             logprobs=self._push_logprobs(index, tuple(entry for delta in deltas for entry in delta.logprobs)),
@@ -102,7 +102,7 @@ class CompletionWriter:
         for choice in answer.choices:
             choice.prompt_token_ids = prompts[choice.index * len(prompts) // len(answer.choices)]
 
-    def _completion(self, choices: list[Choice]) -> Completion:
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(
             id=self._job.id,
             created=self._job.created,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,9 +18,24 @@ from sapwood_server.errors import (
 )
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """`{"error": {...}}`."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+class ErrorObject(msgspec.Struct):
+    """OpenAI's error object; `param` is the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every answer that is no success, and the last event of a stream that failed."""
+
+    error: ErrorObject
+
+
+def error_body(error: ApiError) -> ErrorBody:
+    """The error as the client reads it."""
+    return ErrorBody(ErrorObject(message=error.message, type=error.type, param=error.param, code=error.code))
 
 
 def error_response(error: ApiError) -> Response:

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from sapwood_server.api.answer import answer
 from sapwood_server.api.auth import authenticate
 from sapwood_server.api.body import decode_body, read_body
-from sapwood_server.api.chat_writer import ChatWriter
+from sapwood_server.api.chat_writer import ChatCompletion, ChatWriter, Chunk
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
-from sapwood_server.api.openapi import json_body
+from sapwood_server.api.openapi import answers, json_body
 from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, outside, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
 from sapwood_server.api.wire_chat import ChatBody, ignored_in_messages, to_messages
@@ -28,7 +28,7 @@ router = APIRouter()
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-@router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody))
+@router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=answers(ChatCompletion, Chunk))
 async def create_chat_completion(request: Request, tenant: Annotated[str, Depends(authenticate)]) -> Response:
     """Answer a conversation, whole or as a stream of chunks."""
     service = service_of(request)

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from sapwood_server.api.answer import answer
 from sapwood_server.api.auth import authenticate
 from sapwood_server.api.body import decode_body, read_body
-from sapwood_server.api.completion_writer import CompletionWriter
+from sapwood_server.api.completion_writer import Completion, CompletionWriter
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
-from sapwood_server.api.openapi import json_body
+from sapwood_server.api.openapi import answers, json_body
 from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, outside, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
 from sapwood_server.api.wire_completions import MAX_PROMPTS, CompletionBody, Prompt, to_prompts
@@ -26,7 +26,7 @@ router = APIRouter()
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
-@router.post("/v1/completions", openapi_extra=json_body(CompletionBody))
+@router.post("/v1/completions", openapi_extra=json_body(CompletionBody), responses=answers(Completion, Completion))
 async def create_completion(request: Request, tenant: Annotated[str, Depends(authenticate)]) -> Response:
     """Continue one or more raw prompts, whole or as a stream of chunks."""
     service = service_of(request)
