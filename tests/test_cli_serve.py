@@ -145,7 +145,7 @@ def test_too_little_memory_is_one_line_with_both_numbers(capfd: pytest.CaptureFi
     assert caught.value.code == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("sapwood: ")
-    assert re.search(r"is [\d.]+ \w+, but one sequence of 512 tokens needs [\d.]+ \w+", last), last
+    assert re.search(r"is [\d.]+ \w+, but one sequence of 256 tokens needs [\d.]+ \w+", last), last
 
 
 def test_a_template_that_cannot_be_parsed_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

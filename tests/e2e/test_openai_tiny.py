@@ -165,21 +165,24 @@ def test_more_choices_than_run_at_once_all_end(tiny_model: Path, serve: Any) -> 
 
 
 def test_lm_03_what_the_pool_can_never_hold_is_refused_and_the_next_is_served(tiny_model: Path, serve: Any) -> None:
-    context = 2000
-    url = serve(tiny_model, "--kv-memory", "256KiB", "--max-model-len", str(context))
+    url = serve(tiny_model, "--kv-memory", "64KiB")
     engine = httpx.get(f"{url}/version").json()["engine"]
-    assert context <= (engine["num_pages"] - 1) * engine["page_size"] < 2 * context
+    pool, context = (engine["num_pages"] - 1) * engine["page_size"], engine["max_model_len"]
+    assert pool < context - 1
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match=f"maximum context length is {context} tokens") as caught:
+        for prompt, max_tokens in ((pool + 1, 1), (pool, 1), (pool - 10, 11)):
+            with pytest.raises(openai.BadRequestError, match=f"KV pool holds {pool}") as caught:
+                client.completions.create(model="tiny", prompt=[5] * prompt, max_tokens=max_tokens)
+            assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match=f"maximum context length is {context} tokens"):
             client.completions.create(model="tiny", prompt=[5] * (context + 1), max_tokens=1)
-        assert caught.value.code == "context_length_exceeded"
         assert client.completions.create(model="tiny", prompt=[5], max_tokens=1).choices[0].finish_reason == "length"
-        full = client.completions.create(model="tiny", prompt=[5] * (context - 1), max_tokens=5)
-        assert full.usage is not None
-        assert full.usage.completion_tokens == 1
-        filled = client.completions.create(model="tiny", prompt=[5] * 1900, extra_body={"ignore_eos": True})
-        assert filled.usage is not None
-        assert filled.usage.total_tokens == context
+        for fields in ({"max_tokens": 10}, {}):
+            filled = client.completions.create(
+                model="tiny", prompt=[5] * (pool - 10), extra_body={"ignore_eos": True, **fields}
+            )
+            assert filled.usage is not None
+            assert filled.usage.total_tokens == pool
     metrics = httpx.get(f"{url}/metrics").text
     assert metric_value(metrics, "sapwood_requests_waiting") == 0
 

@@ -63,7 +63,11 @@ def test_the_smallest_contexts_start(folder: Path, max_model_len: int) -> None:
     [
         ({"device": "cuda"}, "--device is cuda, which is not implemented yet (accepted: auto, cpu)"),
         ({"max_model_len": 513}, "--max-model-len is 513, but the model's context is 512 tokens"),
-        ({"kv_memory": "64KiB"}, "KV memory is 65536 bytes, but one sequence of 512 tokens needs 270336 bytes"),
+        (
+            {"kv_memory": "200KiB", "max_model_len": 512},
+            "KV memory is 204800 bytes, but one sequence of 512 tokens needs 270336 bytes",
+        ),
+        ({"kv_memory": "64KiB"}, "KV memory is 65536 bytes, but one sequence of 256 tokens needs 139264 bytes"),
     ],
 )
 def test_what_keeps_a_server_from_starting_is_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
@@ -71,6 +75,16 @@ def test_what_keeps_a_server_from_starting_is_one_line(folder: Path, options: di
         load_runner(ServerConfig(model=str(folder), dtype="float32", **options), lambda stage, fraction: None)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_pool_below_the_models_own_context_is_said_not_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServerConfig(model=str(folder), dtype="float32", kv_memory="200KiB")
+    info = load_runner(config, lambda stage, fraction: None).info
+    pool = (info.num_pages - 1) * info.page_size
+    assert 256 <= pool < info.max_model_len == 512
+    assert f"the KV pool holds {pool} tokens, the context is 512" in caplog.text
 
 
 def test_a_window_that_would_hide_tokens_is_refused(tmp_path: Path) -> None:

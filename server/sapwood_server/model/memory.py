@@ -17,6 +17,8 @@ CPU_KV_LIMIT = 4 * 2**30
 DENSE_SHARE = 0.5
 """Dense copies of decoding sequences may take this share of what the pages take, on top of it. They are made when
 needed; without room for one, a sequence decodes from pages, slower."""
+MIN_SEQUENCE_TOKENS = 256
+"""What one sequence must have room for if nobody says how long they get: a pool below that can't hold a short chat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,11 @@ class KVPlan:
     bytes_per_token: int
     dense_bytes: int
     """Most that dense copies may take in all."""
+
+    @property
+    def num_tokens(self) -> int:
+        """That all pages hold, the reserved one excluded."""
+        return (self.num_pages - 1) * self.page_size
 
     @property
     def num_bytes(self) -> int:
@@ -50,18 +57,18 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
-def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, max_model_len: int, memory: int) -> KVPlan:
-    """Pages for `memory` bytes. StartupError with both numbers if one sequence of `max_model_len` does not fit.
+def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, sequence_tokens: int, memory: int) -> KVPlan:
+    """Pages for `memory` bytes. StartupError with both numbers if one sequence of `sequence_tokens` does not fit.
 
     Never more than 2**31 slots.
     """
     per_token = kv_bytes_per_token(config, dtype)
     page_bytes = per_token * page_size
     num_pages = min(memory // page_bytes, 2**31 // page_size)
-    needed = (-(-max_model_len // page_size) + 1) * page_bytes
+    needed = (-(-sequence_tokens // page_size) + 1) * page_bytes
     if num_pages * page_bytes < needed:
         raise StartupError(
-            f"KV memory is {memory} bytes, but one sequence of {max_model_len} tokens needs {needed} bytes "
+            f"KV memory is {memory} bytes, but one sequence of {sequence_tokens} tokens needs {needed} bytes "
             "(raise --kv-memory or lower --max-model-len)"
         )
     return KVPlan(
