@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sapwood_kernels.dispatch import Ops
 from sapwood_server.model.config import ModelConfig
-from sapwood_server.model.linear import Linear, make_linear
+from sapwood_server.model.linear import Linear, LinearForms, make_linear
 from sapwood_server.model.weights import LayerWeights, ModelWeights
 
 Attend = Callable[[int, Tensor], Tensor]
@@ -35,14 +35,16 @@ class DecoderLayer:
 class Decoder:
     """The forward pass. The residual stream is fp32, what linears take and give is `dtype`."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, ops: Ops, packed: bool) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, ops: Ops, forms: LinearForms) -> None:
         self._eps = config.rms_norm_eps
         self._ops = ops
         self._embedding = weights.embedding
         self._first_norm = weights.layers[0].input_norm
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm]
-        self._layers = tuple(map(_make_layer, weights.layers, next_norms, [packed] * len(next_norms)))
-        self._lm_head = make_linear(weights.lm_head, None, packed)
+        self._layers = tuple(
+            _make_layer(layer, norm, forms) for layer, norm in zip(weights.layers, next_norms, strict=True)
+        )
+        self._lm_head = make_linear(weights.lm_head, None, forms)
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [num_tokens] -> hidden states after the final norm, [num_tokens, hidden]."""
@@ -62,12 +64,12 @@ class Decoder:
         return self._lm_head(hidden).float()
 
 
-def _make_layer(weights: LayerWeights, next_norm: Tensor, packed: bool) -> DecoderLayer:
+def _make_layer(weights: LayerWeights, next_norm: Tensor, forms: LinearForms) -> DecoderLayer:
     return DecoderLayer(
-        qkv=make_linear(weights.qkv, weights.qkv_bias, packed),
-        o=make_linear(weights.o, None, packed),
+        qkv=make_linear(weights.qkv, weights.qkv_bias, forms),
+        o=make_linear(weights.o, None, forms),
         post_attention_norm=weights.post_attention_norm,
-        gate_up=make_linear(weights.gate_up, None, packed),
-        down=make_linear(weights.down, None, packed),
+        gate_up=make_linear(weights.gate_up, None, forms),
+        down=make_linear(weights.down, None, forms),
         next_norm=next_norm,
     )

@@ -2,66 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sapwood_server.model.matrix import GROUP_SIZE, Matrix, PackedQ4
 
-MAX_PACKED_ROWS = 6
-"""Up to this many rows packed weights win, above it dense ones: measured at 1 to 16 rows with bf16 on AMX."""
+MAX_INT4_ROWS = 5
+"""Up to this many rows 4-bit weights win, above it bf16 ones: measured at 1 to 16 rows on AVX512-BF16 and AMX."""
 
 _ROW_MULTIPLE = 16
 """`_weight_int4pack_mm_for_cpu` takes matrices of a multiple of this many rows."""
 
 
+@dataclass(frozen=True)
+class LinearForms:
+    """Which forms of weights this CPU and torch have besides plain ones. Both multiply bf16."""
+
+    blocked: bool
+    int4: bool
+
+
+PLAIN_FORMS = LinearForms(blocked=False, int4=False)
+
+
 class Linear:
-    """`y = x @ weight.T + bias` with dense weights."""
+    """`y = x @ weight.T + bias`, weights as they are."""
 
     def __init__(self, dense: Tensor, bias: Tensor | None = None) -> None:
-        self.dense = dense
-        self.bias = bias
+        self._dense = dense
+        self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [num_tokens, K] -> [num_tokens, N]."""
-        return functional.linear(x, self.dense, self.bias)
+        return functional.linear(x, self._dense, self._bias)
+
+
+class BlockedLinear(Linear):
+    """Weights in oneDNN's own order, made once: `functional.linear` makes it in every call, which at 1 to 16 rows is a
+    third of its time, and at 256 a fifth."""
+
+    def __init__(self, dense: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(torch.ops.mkldnn._reorder_linear_weight(dense, None), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._dense, self._bias, "none", [], "")
+        return y
 
 
 class Int4Linear(Linear):
-    """Four bits a weight for few rows (the groups' own scales, rounded to bf16), dense for many."""
+    """The checkpoint's own four bits a weight for few rows (groups' scales rounded to bf16), dense weights for more."""
 
-    def __init__(self, dense: Tensor, packed: PackedQ4, bias: Tensor | None = None) -> None:
-        super().__init__(dense, bias)
-        self._quants, self._scales = pack_int4(packed)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > MAX_PACKED_ROWS:
-            return functional.linear(x, self.dense, self.bias)
-        y = torch._weight_int4pack_mm_for_cpu(x, self._quants, GROUP_SIZE, self._scales)
-        return y if self.bias is None else y.add_(self.bias)
-
-
-class Int8Linear(Linear):
-    """Eight bits a weight and one scale a row for few rows, dense for many."""
-
-    def __init__(self, dense: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(dense, bias)
-        self._quants, self._scales = pack_int8(dense)
+    def __init__(self, many_rows: Linear, packed: PackedQ4, bias: Tensor | None = None) -> None:
+        quants, self._scales = pack_int4(packed)
+        super().__init__(quants, bias)
+        self._many_rows = many_rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > MAX_PACKED_ROWS:
-            return functional.linear(x, self.dense, self.bias)
-        y = torch._weight_int8pack_mm(x, self._quants, self._scales)
-        return y if self.bias is None else y.add_(self.bias)
+        if x.shape[0] > MAX_INT4_ROWS:
+            return self._many_rows(x)
+        y = torch._weight_int4pack_mm_for_cpu(x, self._dense, GROUP_SIZE, self._scales)
+        return y if self._bias is None else y.add_(self._bias)
 
 
-def make_linear(matrix: Matrix, bias: Tensor | None, packed: bool) -> Linear:
-    """The linear layer of a matrix. With `packed` (bf16 only), 4- and 8-bit checkpoints stay so for few rows."""
-    if packed and matrix.packed is not None and matrix.dense.shape[0] % _ROW_MULTIPLE == 0:
-        return Int4Linear(matrix.dense, matrix.packed, bias)
-    if packed and matrix.int8 is not None:
-        return Int8Linear(matrix.dense, bias)
-    return Linear(matrix.dense, bias)
+def make_linear(matrix: Matrix, bias: Tensor | None, forms: LinearForms) -> Linear:
+    """The fastest linear layer of a matrix."""
+    linear = (BlockedLinear if forms.blocked else Linear)(matrix.dense, bias)
+    if forms.int4 and matrix.packed is not None and matrix.dense.shape[0] % _ROW_MULTIPLE == 0:
+        return Int4Linear(linear, matrix.packed, bias)
+    return linear
 
 
 def pack_int4(packed: PackedQ4) -> tuple[Tensor, Tensor]:
@@ -74,27 +85,26 @@ def pack_int4(packed: PackedQ4) -> tuple[Tensor, Tensor]:
     return quants, scales.transpose(0, 1).to(torch.bfloat16).contiguous()
 
 
-def pack_int8(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [N, K] quants and bf16 [N] scales of `dense`: each row's largest element becomes 127."""
-    scales = (dense.abs().amax(dim=1).float() / 127).clamp_min(torch.finfo(torch.float32).tiny).to(torch.bfloat16)
-    quants = (dense.float() / scales.float().unsqueeze(1)).round_().clamp_(-127, 127)
-    return quants.to(torch.int8), scales
-
-
-def packed_ops_problem() -> str | None:
-    """Calls both packed ops once on a tiny matrix. None if they give the right numbers, else what went wrong."""
+def find_linear_forms() -> tuple[LinearForms, tuple[str, ...]]:
+    """Tries each form once on a tiny matrix: those that give the right numbers, and for each other one, why not."""
     generator = torch.Generator().manual_seed(0)
     quants = torch.randint(0, 16, (32, 64), generator=generator, dtype=torch.uint8)
-    group = torch.full((32, 2), 0.5)
+    scales = torch.full((32, 2), 0.5)
     dense = (quants * 0.5 - 4.0).to(torch.bfloat16)
     x = torch.randn(1, 64, generator=generator).to(torch.bfloat16)
-    try:
-        packed = Int4Linear(dense, PackedQ4(quants, group, -8 * group))(x)
-        rows = Int8Linear(dense)(x)
-    except (RuntimeError, NotImplementedError, AttributeError) as error:
-        return " ".join(str(error).split())
     wanted = x.float() @ dense.float().T
-    for name, found in (("int4", packed), ("int8", rows)):
-        if not torch.allclose(found.float(), wanted, rtol=0.02, atol=0.5):
-            return f"{name} products are wrong"
-    return None
+    problems = []
+    works = {}
+    for name, make in (
+        ("blocked", lambda: BlockedLinear(dense)),
+        ("int4", lambda: Int4Linear(Linear(dense), PackedQ4(quants, scales, -8 * scales))),
+    ):
+        try:
+            works[name] = torch.allclose(make()(x).float(), wanted, rtol=0.02, atol=0.5)
+            problem = "wrong numbers"
+        except (RuntimeError, AttributeError) as error:
+            works[name] = False
+            problem = " ".join(str(error).split())
+        if not works[name]:
+            problems.append(f"{name}: {problem}")
+    return LinearForms(blocked=works["blocked"], int4=works["int4"]), tuple(problems)

@@ -18,8 +18,15 @@ from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
 from sapwood_server.model.fingerprint import model_fingerprint
-from sapwood_server.model.linear import packed_ops_problem
-from sapwood_server.model.memory import KVPlan, available_memory, default_kv_memory, plan_kv, weight_bytes
+from sapwood_server.model.linear import PLAIN_FORMS, LinearForms, find_linear_forms
+from sapwood_server.model.memory import (
+    MIN_SEQUENCE_TOKENS,
+    KVPlan,
+    available_memory,
+    default_kv_memory,
+    plan_kv,
+    weight_bytes,
+)
 from sapwood_server.model.runner import Model, ModelRunner
 from sapwood_server.model.warm_up import warm_up
 from sapwood_server.model.weights import load_weights
@@ -59,6 +66,12 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
     plan = plan_load(config)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
     _logger.info("KV: %d pages of %d tokens, %d MiB", plan.kv.num_pages, plan.kv.page_size, plan.kv.num_bytes >> 20)
+    if plan.kv.num_tokens < plan.max_model_len:
+        _logger.warning(
+            "the KV pool holds %d tokens, the context is %d: longer requests are refused (raise --kv-memory)",
+            plan.kv.num_tokens,
+            plan.max_model_len,
+        )
     runner = make_runner(plan, load_model(plan, progress, vocabulary))
     progress("warm-up", 0.0)
     warm_up(runner)
@@ -84,6 +97,7 @@ def plan_load(config: ServerConfig) -> LoadPlan:
     memory = config.kv_memory_bytes
     if memory is None:
         memory = default_kv_memory(available_memory(), weights)
+    sequence_tokens = config.max_model_len or min(max_model_len, MIN_SEQUENCE_TOKENS)
     return LoadPlan(
         files=files,
         config=model,
@@ -91,7 +105,7 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         max_model_len=max_model_len,
         max_batched_tokens=config.max_batched_tokens or default_max_batched_tokens(model),
         max_num_seqs=config.max_num_seqs,
-        kv=plan_kv(model, dtype.dtype, config.page_size, max_model_len, memory),
+        kv=plan_kv(model, dtype.dtype, config.page_size, sequence_tokens, memory),
         weight_bytes=weights,
     )
 
@@ -105,13 +119,13 @@ def default_max_batched_tokens(config: ModelConfig) -> int:
 
 def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None = None) -> Model:
     """Reads the weights, and the vocabulary unless it is handed in."""
-    packed = _packed(plan.dtype)
+    forms = _linear_forms(plan.dtype)
     weights = load_weights(
-        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=packed
+        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=forms.int4
     )
     if vocabulary is None:
         vocabulary = load_vocabulary(plan.files)
-    return Model(plan.config, weights, cpu_ops(), packed, vocabulary.num_tokens)
+    return Model(plan.config, weights, cpu_ops(), forms, vocabulary.num_tokens)
 
 
 def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
@@ -136,14 +150,13 @@ def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
     return ModelRunner(model, plan.kv, info)
 
 
-def _packed(dtype: DtypeChoice) -> bool:
-    """Whether decode may take packed weights: they come with bf16. The answer and its reason go to the log."""
+def _linear_forms(dtype: DtypeChoice) -> LinearForms:
+    """What linears may take besides plain weights. The answer and its reason go to the log."""
     if dtype.dtype != torch.bfloat16:
-        _logger.info("decode takes dense weights: packed ones need bfloat16")
-        return False
-    problem = packed_ops_problem()
-    if problem is None:
-        _logger.info("decode takes the checkpoint's own 4- and 8-bit weights where it has them")
-        return True
-    _logger.warning("decode takes dense weights: this torch has no packed products: %s", problem)
-    return False
+        _logger.info("plain weights: other forms need bfloat16")
+        return PLAIN_FORMS
+    forms, problems = find_linear_forms()
+    for problem in problems:
+        _logger.warning("this torch lacks a form of weights, which makes the model slower: %s", problem)
+    _logger.info("weights: %s", forms)
+    return forms

@@ -10,7 +10,7 @@ import torch
 from sapwood_server.config import ServerConfig, onednn_isa_limit
 from sapwood_server.errors import StartupError
 from sapwood_server.model.dtype import choose_cpu_dtype, read_cpu_flags
-from sapwood_server.model.linear import packed_ops_problem
+from sapwood_server.model.linear import find_linear_forms
 from sapwood_server.model.load import plan_load
 from sapwood_server.values.report import ComputeReport
 
@@ -45,11 +45,11 @@ def compute_report(config: ServerConfig) -> ComputeReport:
 
 
 def _packed(dtype: torch.dtype) -> str:
-    """Whether decode may take a checkpoint's own 4- and 8-bit weights, and why not."""
+    """Whether decode takes a checkpoint's own 4-bit weights, and what this torch lacks."""
     if dtype != torch.bfloat16:
         return "no: they need bfloat16"
-    problem = packed_ops_problem()
-    return "yes, where the checkpoint has them" if problem is None else f"no: {problem}"
+    forms, problems = find_linear_forms()
+    return "; ".join(("yes, where the checkpoint has them" if forms.int4 else "no", *problems))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.decoder import Decoder
 from sapwood_server.model.dense_kv import DenseKV
 from sapwood_server.model.kv import BlockTables, PagedKV
+from sapwood_server.model.linear import LinearForms
 from sapwood_server.model.memory import KVPlan
 from sapwood_server.model.placement import PlacedRow, place_rows
 from sapwood_server.model.rope import rotary_table
@@ -32,8 +33,8 @@ class Model:
     config: ModelConfig
     weights: ModelWeights
     ops: CpuOps
-    packed: bool
-    """Whether few rows take packed weights. Needs bf16."""
+    forms: LinearForms
+    """Of weights, that linears may take. All but plain ones need bf16."""
     num_tokens: int
     """Ids from here on are padding of the vocabulary, never drawn."""
 
@@ -51,7 +52,7 @@ class ModelRunner:
         config = model.config
         self._ops = model.ops
         self._shape = AttentionShape.of(config, model.weights)
-        self._decoder = Decoder(config, model.weights, model.ops, model.packed)
+        self._decoder = Decoder(config, model.weights, model.ops, model.forms)
         self._sampler = Sampler(config.vocab_size, torch.device("cpu"), model.num_tokens)
         self._kv = PagedKV(config, kv_plan.num_pages, kv_plan.page_size, model.dtype)
         self._tables = BlockTables(kv_plan.page_size)

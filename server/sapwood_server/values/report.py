@@ -15,7 +15,7 @@ class ComputeReport(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     dtype_reason: str
     packed: str
-    """Whether decode takes a checkpoint's own 4- and 8-bit weights, in words."""
+    """Whether decode takes a checkpoint's own 4-bit weights, in words."""
     architecture: str | None = None
     """None, like all below, if no model was found."""
     max_model_len: int | None = None
