@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from sapwood_server.values.events import Event, FinishReason
@@ -103,6 +104,16 @@ def test_an_engine_that_fails_before_the_first_token_is_a_500(start: Callable[..
     error = error_of(api.chat(stream=stream_it), 500)
     assert error["type"] == "server_error"
     assert "boom" in error["message"]
+
+
+def test_openais_client_does_not_repeat_a_request_that_may_have_broken_the_engine(start: Callable[..., Api]) -> None:
+    api = start(fails_after(0))
+    with (
+        openai.OpenAI(base_url=f"{api.client.base_url}/v1", api_key="none", max_retries=2) as client,
+        pytest.raises(openai.InternalServerError),
+    ):
+        client.completions.create(model=MODEL, prompt="x")
+    assert len(api.engine.requests) == 1
 
 
 def test_an_engine_that_fails_later_ends_a_stream_with_one_error_event(start: Callable[..., Api]) -> None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from sapwood_server.api.engine import Engine, EngineSlot
 from sapwood_server.api.metrics import RequestTimer
 from sapwood_server.chat.stream import ChoiceStream, Delta
-from sapwood_server.errors import ApiError, InternalError, UnavailableError
+from sapwood_server.errors import InternalError, UnavailableError
 from sapwood_server.values.events import Event, FinalEvent, FinishReason, Usage
 from sapwood_server.values.request import Request
 
@@ -39,7 +39,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What each event adds, in the order the engine sent them. Closing it cancels what still runs.
 
-        Raises InternalError if the engine fails on a request, UnavailableError if it went away.
+        Raises InternalError if the engine fails on a request or dies under it, UnavailableError if the server stops.
         """
         streams = [ChoiceStream() for request in self._requests for _ in range(request.sampling.n)]
         self._timer.expect(len(streams))
@@ -59,16 +59,11 @@ class Generation:
 
     def _finish(self, event: FinalEvent) -> None:
         if event.error is not None:
-            raise self._failure(event.error)
+            raise InternalError(event.error, code="engine_error")
         if event.cancelled:
             raise UnavailableError("the request was cancelled by the server", code="cancelled")
         self._usages.append(event.usage)
         self._timer.observe_end(event.usage)
-
-    def _failure(self, message: str) -> ApiError:
-        if not self._engine.ready:
-            return UnavailableError(f"the engine went away: {message}", code="engine_unavailable")
-        return InternalError(message, code="engine_error")
 
     async def _events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """Events with their request's first choice number."""

@@ -12,6 +12,7 @@ from sapwood_server.errors import (
     ApiError,
     AuthenticationError,
     BadRequestError,
+    InternalError,
     MethodNotAllowedError,
     NotFoundError,
     UnavailableError,
@@ -43,6 +44,9 @@ def error_response(error: ApiError) -> Response:
     headers = {}
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, InternalError):
+        # OpenAI's clients repeat any 5xx by themselves, but this request may be what broke the engine: once is enough.
+        headers["X-Should-Retry"] = "false"
     if isinstance(error, UnavailableError):
         headers["Retry-After"] = "1"
     data = msgspec.json.encode(error_body(error))
