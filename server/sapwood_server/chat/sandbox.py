@@ -1,7 +1,9 @@
 """The jinja environment that chat templates run in: sandboxed, metered, without a clock.
 
 A template comes with the model, so it is somebody else's program. It may not reach Python's internals (jinja's
-sandbox), may not read the time (the prompt must not depend on it), and may not run or grow without end (the meter).
+sandbox), may not read the time (the prompt must not depend on it), and its loops, calls and operators may not run or
+grow without end (the meter). Filters and string methods are Python's own and not metered: a template that is made to
+waste time still can.
 """
 
 from __future__ import annotations
