@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import typer
 
 from sapwood_bench import drift, overhead, peers, shared_prefix, startup, ttft
@@ -12,11 +15,19 @@ _ALL = (overhead.overhead, ttft.ttft, shared_prefix.shared_prefix, startup.start
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
-    bench = typer.Typer(no_args_is_help=True, help="Measure this machine: each bench prints a table, or JSON.")
+    bench = typer.Typer(no_args_is_help=True)
+    bench.callback()(_end_servers_with_us)
     for module in _MODULES:
         module.register(bench)
     bench.command("all")(run_all)
     app.add_typer(bench, name="bench")
+
+
+def _end_servers_with_us() -> None:
+    """Measure this machine: each bench prints a table, or JSON."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # as Ctrl-C: servers are stopped on the way
 
 
 def run_all() -> None:

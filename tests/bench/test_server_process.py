@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import sys
 import urllib.request
 
@@ -47,3 +49,33 @@ def test_a_server_that_says_nothing_is_stopped_at_the_timeout() -> None:
 
 def test_a_free_port_can_be_taken() -> None:
     assert 1024 <= free_port() <= 65535
+
+
+def test_a_bench_that_is_told_to_end_takes_its_server_along() -> None:
+    """The scripted server's address appears when both run; after SIGTERM nobody answers there."""
+    source = f"""
+import re, typer
+from sapwood_bench import commands, server_process
+
+def wait_for_ever():
+    with server_process.server_process({python(SERVE)!r}, re.compile({READY.pattern!r}), 60) as running:
+        print(running.base_url, flush=True)
+        while True:
+            time.sleep(1)
+
+import time
+app = typer.Typer()
+app.callback()(lambda: None)
+commands.register(app)
+bench = app.registered_groups[0].typer_instance
+bench.command("wait")(wait_for_ever)
+app(["bench", "wait"])
+"""
+    with subprocess.Popen(python(source), stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        base_url = bench.stdout.readline().strip()
+        assert base_url.startswith("http://127.0.0.1:")
+        bench.terminate()
+        assert bench.wait() == 128 + signal.SIGTERM
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(base_url)
