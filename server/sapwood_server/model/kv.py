@@ -24,6 +24,7 @@ class PagedKV:
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
         shape = (config.num_layers, 2, config.num_kv_heads, num_pages, page_size, config.head_dim)
         self.pages = _untouched_zeros(shape, dtype)
+        self.num_layers = config.num_layers
         self.num_pages = num_pages
         self.page_size = page_size
         self._layers: tuple[Tensor, ...] = tuple(layer.permute(2, 0, 1, 3, 4) for layer in self.pages)
@@ -47,9 +48,9 @@ class PagedKV:
         for copy, source in zip(copies, sources, strict=True):
             self.pages[:, :, :, copy.target, : copy.num_slots] = source
 
-    def gather(self, pages: Tensor) -> Tensor:
-        """The tokens of `pages` int64 [n], every layer: [num_layers, 2, num_kv_heads, n * page_size, head_dim]."""
-        return self.pages.index_select(3, pages).flatten(3, 4)
+    def gather(self, layer: int, pages: Tensor) -> Tensor:
+        """The tokens of `pages` int64 [n] in one layer: [2, num_kv_heads, n * page_size, head_dim]."""
+        return self.pages[layer].index_select(2, pages).flatten(2, 3)
 
     def store(self, slots: Tensor, tokens: Tensor) -> None:
         """Writes tokens of every layer. slots int64 [n]; tokens [num_layers, 2, num_kv_heads, n, head_dim]."""

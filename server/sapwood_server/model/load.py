@@ -65,7 +65,13 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
     started = time.perf_counter()
     plan = plan_load(config)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
-    _logger.info("KV: %d pages of %d tokens, %d MiB", plan.kv.num_pages, plan.kv.page_size, plan.kv.num_bytes >> 20)
+    _logger.info(
+        "KV: %d pages of %d tokens, %d MiB, and up to %d MiB for copies of sequences that decode",
+        plan.kv.num_pages,
+        plan.kv.page_size,
+        plan.kv.num_bytes >> 20,
+        plan.kv.dense_bytes >> 20,
+    )
     if plan.kv.num_tokens < plan.max_model_len:
         _logger.warning(
             "the KV pool holds %d tokens, the context is %d: longer requests are refused (raise --kv-memory)",

@@ -62,6 +62,6 @@ def _dense_copy(row: RowPlan, pages: list[int], kv: PagedKV, dense_kv: DenseKV) 
     if copy is None:
         copy = dense_kv.create(row.sequence_id, row.start)
         if copy is not None:
-            used = pages[: -(-row.start // kv.page_size)]
-            copy.fill(kv.gather(torch.tensor(used, dtype=torch.int64)), row.start)
+            used = torch.tensor(pages[: -(-row.start // kv.page_size)], dtype=torch.int64)
+            copy.fill((kv.gather(layer, used) for layer in range(kv.num_layers)), row.start)
     return copy
