@@ -13,6 +13,8 @@ import torch
 
 from sapwood_server.errors import StartupError
 from sapwood_server.model.dtype import choose_cpu_dtype, read_cpu_flags
+from support.stepping import Driver, make_config, make_runner
+from support.tiny_models import make_tiny_model
 
 OLD, NEW = frozenset({"avx2", "avx512f"}), frozenset({"avx512f", "avx512_bf16", "amx_bf16"})
 
@@ -40,21 +42,31 @@ def test_choices(asked: str, flags: frozenset[str], limit: str | None, dtype: to
     assert f"torch.{choice.name}" == str(dtype)
 
 
+_GENERATE = """
+import json, sys
+from support.stepping import Driver, make_config, make_runner
+runner = make_runner(make_config(sys.argv[1], dtype="auto"))
+print(json.dumps([runner.info.dtype, runner.info.dtype_reason, Driver(runner).generate([9, 8, 7], 12, 64)]))
+"""
+
+
 @pytest.mark.parametrize("limit", ["AVX512_CORE", "avx2"])
-def test_a_process_held_back_by_onednn_computes_in_fp32(limit: str) -> None:
+def test_a_process_held_back_by_onednn_computes_in_fp32(limit: str, tmp_path: Path) -> None:
     """The other branch, for real: oneDNN reads its variable when it is loaded."""
+    folder = make_tiny_model(tmp_path / "model")
+    tests = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-m", "sapwood_server.model.report"],
-        input="{}",
-        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit},
+        [sys.executable, "-c", _GENERATE, str(folder)],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit, "PYTHONPATH": tests},
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    report = json.loads(done.stdout)
-    assert report["dtype"] == "float32"
-    assert report["dtype_reason"]
+    dtype, reason, ids = json.loads(done.stdout)
+    assert dtype == "float32"
+    assert f"ONEDNN_MAX_CPU_ISA={limit.upper()}" in reason or "neither" in reason
+    assert ids == Driver(make_runner(make_config(folder))).generate([9, 8, 7], 12, 64)
 
 
 def test_flags_are_the_first_processors(tmp_path: Path) -> None:
