@@ -100,6 +100,28 @@ def test_a_value_without_measure_is_refused_before_it_is_built(source: str) -> N
         run(source)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(9) %}{% set ns.s = ns.s ~ (ns.s ~ '') %}{% endfor %}",
+        "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(9) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
+        "{% set ns.s = s %}{% endfor %}",
+        "{% macro f(s, n) %}{% if n %}{{ f(s ~ '!', n - 1) }}{{ f(s, n - 1) }}{% else %}{{ s }}{% endif %}"
+        "{% endmacro %}{% if f('aaaaaaaa', 9) %}{% endif %}",
+    ],
+    ids=["~", "a block that is set", "a macro"],
+)
+def test_a_text_that_is_never_written_is_measured_too(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    assert run(source).strip() == ""
+    monkeypatch.setattr(sandbox, "MAX_LENGTH", 1000)
+    with pytest.raises(RunawayTemplateError, match="1000 characters"):
+        run(source)
+
+
+def test_texts_of_any_kind_are_joined() -> None:
+    assert run("{{ 'a' ~ 1 ~ none ~ missing ~ ('b' ~ [2]) }}") == "a1Noneb[2]"
+
+
 def test_a_text_without_measure_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_LENGTH", 1000)
     with pytest.raises(RunawayTemplateError, match="1000 characters"):

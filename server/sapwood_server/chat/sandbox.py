@@ -31,7 +31,7 @@ MAX_STEPS = 250_000
 as are allowed take one to two seconds."""
 
 MAX_LENGTH = 64 * 2**20
-"""Characters of a rendering, and items or characters of any value that `+` or `*` builds."""
+"""Characters of a rendering or of any part of it, and items or characters of any value that an operator builds."""
 
 _MAX_INT_BITS = 128
 
@@ -81,21 +81,34 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+def _join(pieces: Iterable[Any]) -> str:
+    """What `~` makes of its operands, and a macro or a `set` block of what it wrote."""
+    texts = [str(piece) for piece in pieces]
+    if sum(map(len, texts)) > MAX_LENGTH:
+        raise RunawayTemplateError(f"wrote more than {MAX_LENGTH} characters")
+    return "".join(texts)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it (the conventions of Hugging Face's `apply_chat_template`), with limits."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
+    concat = staticmethod(_join)
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
         self.filters["_metered"] = _Metered
+        self.filters["_join"] = _join
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = PINNED_DATE.strftime
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_metered", [], [], None, None, lineno=loop.lineno)
+        for concat in list(source.find_all(nodes.Concat)):
+            operands = nodes.List(concat.nodes, lineno=concat.lineno)
+            concat.nodes = [nodes.Filter(operands, "_join", [], [], None, None, lineno=concat.lineno)]
         return super()._generate(source, *args, **kwargs)
 
     def call(self, context: Context, target: Any, /, *args: Any, **kwargs: Any) -> Any:
