@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _DRAINED_SIZES = 8
 """An oversized body is read and dropped up to so many times the limit: a client that is still writing when the
-connection closes would see a reset instead of the answer."""
+connection closes, as it does after that, may see a reset instead of the answer."""
 
 _LOCATED = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)

@@ -15,6 +15,7 @@ from sapwood_server.errors import (
     InternalError,
     MethodNotAllowedError,
     NotFoundError,
+    PayloadTooLargeError,
     UnavailableError,
 )
 
@@ -44,6 +45,8 @@ def error_response(error: ApiError) -> Response:
     headers = {}
     if isinstance(error, AuthenticationError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, PayloadTooLargeError):
+        headers["Connection"] = "close"  # else the rest of the body would be read, however long it is
     if isinstance(error, InternalError):
         # OpenAI's clients repeat any 5xx by themselves, but this request may be what broke the engine: once is enough.
         headers["X-Should-Retry"] = "false"
