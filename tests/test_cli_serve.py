@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 
 from sapwood_bench.server_process import SERVE_COMMAND
 from sapwood_server.__main__ import main
-from sapwood_server.commands import describe, seed_source
+from sapwood_server.commands import describe, seed_source, serve
 from sapwood_server.config import ServerConfig
 from sapwood_server.flags import config_command
 from support.api_service import ScriptedEngine, says
@@ -186,6 +187,13 @@ def test_the_ready_line_says_what_is_served_and_where() -> None:
     line = describe("http://127.0.0.1:8000", ("a", "b"), ScriptedEngine(says("")).info)
     for word in ("http://127.0.0.1:8000", "a or b", "none", "nothing is computed", "4096 tokens", "1024 KV pages"):
         assert word in line
+
+
+def test_a_server_that_cannot_run_does_not_end_in_silence(model: Path) -> None:
+    with ThreadPoolExecutor(1) as not_the_main_thread:
+        served = not_the_main_thread.submit(serve, ServerConfig(model=str(model), port=0))
+        with pytest.raises(RuntimeError, match="main thread"):
+            served.result()
 
 
 def children_of(pid: int) -> list[int]:

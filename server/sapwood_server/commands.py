@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -39,8 +40,8 @@ def serve(config: ServerConfig) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API."""
     _set_up_logging(config.log_level)
     service = build_service(config)
-    listener = bind(config.host, config.port)
-    asyncio.run(_run(config, service, listener))
+    with contextlib.closing(bind(config.host, config.port)) as listener:
+        asyncio.run(_run(config, service, listener))
 
 
 def build_service(config: ServerConfig) -> Service:
@@ -77,7 +78,7 @@ async def _run(config: ServerConfig, service: Service, listener: socket.socket) 
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            await serving
+        await serving
     finally:
         server.should_exit = True
         loading.cancel()
