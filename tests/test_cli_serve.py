@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from sapwood_bench.server_process import SERVE_COMMAND
 from sapwood_server.__main__ import main
@@ -63,6 +65,16 @@ def test_every_field_of_the_configuration_is_a_flag() -> None:
     command = config_command(got.append, http=True)
     names = {parameter.name for parameter in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
     assert names == {field.name for field in dataclasses.fields(ServerConfig)} | {"positional_model"}
+
+
+def test_keys_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[ServerConfig] = []
+    app = typer.Typer()
+    app.command()(config_command(got.append, http=True))
+    monkeypatch.setenv("SAPWOOD_API_KEY", "one two")
+    for arguments in ([], ["--api-key", "three"]):
+        CliRunner().invoke(app, arguments)
+    assert [config.api_key for config in got] == [("one", "two"), ("three",)]
 
 
 @pytest.mark.parametrize("command", [["generate", "m", "p"], ["doctor", "m"]], ids=lambda command: command[0])

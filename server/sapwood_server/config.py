@@ -49,6 +49,8 @@ class ServerConfig:
 
     Flag of a field: `--` and its name with dashes; `metadata["flag"]` where the field's traditional flag differs.
     `metadata["http"]`: the field is about answering HTTP, so commands that don't have no such flag.
+    `metadata["variable"]`: an environment variable that stands in for the flag, since every user of the machine can
+    read a command line. Several values are parted by spaces.
     """
 
     model: str = _option(DEMO_MODEL, "A folder, a .gguf file, a hub id, or smollm2-135m (the embedded demo model).")
@@ -63,7 +65,11 @@ class ServerConfig:
     kv_memory: str | None = _option(None, "Memory for KV pages: bytes, or with a unit as in 2GiB; default: by device.")
     gpu_memory_utilization: float = _option(0.9, "On a GPU without --kv-memory: share of its memory to use in all.")
     api_key: tuple[str, ...] = _option(
-        (), "Key that clients must send as a Bearer token; may be given several times.", is_secret=True, http=True
+        (),
+        "Key that clients must send as a Bearer token; may be given several times.",
+        is_secret=True,
+        http=True,
+        variable="SAPWOOD_API_KEY",
     )
     served_model_name: tuple[str, ...] = _option(
         (), "Name(s) that requests may use for the model; several allowed.", http=True

@@ -56,7 +56,7 @@ def _flags(fields: Iterable[dataclasses.Field[Any]]) -> Iterator[inspect.Paramet
             option = typer.Option(flag, help="The same as MODEL.", show_default=False)
             yield _parameter(field.name, Annotated[str | None, option], None)
             continue
-        option = typer.Option(flag, help=field.metadata["help"])
+        option = typer.Option(flag, help=field.metadata["help"], envvar=field.metadata.get("variable"))
         several = typing.get_origin(hints[field.name]) is tuple
         kind = list[str] if several else hints[field.name]
         default: Any = [] if several else field.default
