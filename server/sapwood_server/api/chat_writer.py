@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from sapwood_server.api.job import Job
 from sapwood_server.api.logprobs import ChatLogprobs, chat_logprobs
-from sapwood_server.api.writer import WireUsage, encode_event, encoder, to_usage
+from sapwood_server.api.writer import WireUsage, by_choice, encode_event, encoder, to_usage
 from sapwood_server.chat.stream import Delta
 from sapwood_server.chat.token_text import TokenTexts
 from sapwood_server.values.events import Usage
@@ -116,15 +116,12 @@ class ChatWriter:
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         """The answer of a request that does not stream."""
-        by_choice: list[list[Delta]] = [[] for _ in range(self._job.num_choices)]
-        for delta in deltas:
-            by_choice[delta.choice].append(delta)
         answer = ChatCompletion(
             id=self._job.id,
             created=self._job.created,
             model=self._job.model,
             system_fingerprint=self._job.system_fingerprint,
-            choices=[self._choice(index, own) for index, own in enumerate(by_choice)],
+            choices=[self._choice(index, own) for index, own in enumerate(by_choice(deltas, self._job.num_choices))],
             usage=to_usage(usage),
             prompt_token_ids=self._prompt_token_ids,
         )

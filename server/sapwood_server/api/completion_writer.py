@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from sapwood_server.api.job import Job
 from sapwood_server.api.logprobs import CompletionLogprobs, CompletionLogprobsBuilder
-from sapwood_server.api.writer import WireUsage, encode_event, encoder, to_usage
+from sapwood_server.api.writer import WireUsage, by_choice, encode_event, encoder, to_usage
 from sapwood_server.chat.stream import Delta
 from sapwood_server.chat.token_text import TokenTexts
 from sapwood_server.values.events import Usage
@@ -70,10 +70,8 @@ class CompletionWriter:
 
     def whole(self, deltas: list[Delta], usage: Usage) -> bytes:
         """The answer of a request that does not stream."""
-        by_choice: list[list[Delta]] = [[] for _ in range(self._job.num_choices)]
-        for delta in deltas:
-            by_choice[delta.choice].append(delta)
-        answer = self._completion([self._choice(index, own) for index, own in enumerate(by_choice)])
+        groups = by_choice(deltas, self._job.num_choices)
+        answer = self._completion([self._choice(index, own) for index, own in enumerate(groups)])
         if self._job.return_token_ids:
             self._add_prompts(answer)
         answer.usage = to_usage(usage)

@@ -85,6 +85,14 @@ async def write_whole(generation: Generation, writer: Writer) -> bytes:
     return writer.whole(collected, generation.usage)
 
 
+def by_choice(deltas: list[Delta], num_choices: int) -> list[list[Delta]]:
+    """Each choice's deltas, in order."""
+    groups: list[list[Delta]] = [[] for _ in range(num_choices)]
+    for delta in deltas:
+        groups[delta.choice].append(delta)
+    return groups
+
+
 def encode_event(value: msgspec.Struct) -> bytes:
     """One server-sent event."""
     return event(encoder.encode(value))
