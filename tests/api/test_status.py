@@ -56,6 +56,14 @@ def test_a_wrong_method_is_a_405_that_names_the_right_one(api: Api, method: str)
     assert response.headers["Allow"] == "POST"
 
 
+def test_head_is_get_without_the_body(start: Callable[..., Api]) -> None:
+    api = start(keys=("key",))
+    for path, status in (("/health", 200), ("/nothing", 404), ("/v1/models", 401), ("/v1/completions", 405)):
+        head, get = api.client.head(path), api.client.get(path)
+        assert (head.status_code, head.content) == (status, b"")
+        assert head.headers["Content-Length"] == get.headers["Content-Length"] != "0"
+
+
 def test_request_ids_are_echoed_or_made(api: Api) -> None:
     assert api.client.get("/health", headers={"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
     made = [api.client.get("/nothing").headers["X-Request-Id"] for _ in range(2)]

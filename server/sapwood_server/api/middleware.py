@@ -35,6 +35,9 @@ class RequestLayer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}  # the same answer (RFC 9110, 9.3.2); uvicorn leaves out its body
         request_id = _request_id(Headers(scope=scope))
         start = time.perf_counter()
         status: int | None = None
@@ -57,7 +60,7 @@ class RequestLayer:
         path = _route_path(scope)
         self._metrics.count_http(path, status or CLIENT_GONE)
         seconds = time.perf_counter() - start
-        _access_log.info("%s %s %s %.3fs id=%s", scope["method"], path, status, seconds, request_id)
+        _access_log.info("%s %s %s %.3fs id=%s", method, path, status, seconds, request_id)
 
 
 def _request_id(headers: Headers) -> str:
