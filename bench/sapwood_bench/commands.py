@@ -7,10 +7,18 @@ import sys
 
 import typer
 
-from sapwood_bench import drift, overhead, peers, shared_prefix, startup, ttft
+from sapwood_bench import cpu_speed, drift, overhead, peers, shared_prefix, startup, ttft
 
-_MODULES = (overhead, ttft, shared_prefix, startup, peers, drift)
-_ALL = (overhead.overhead, ttft.ttft, shared_prefix.shared_prefix, startup.startup, peers.peers, drift.drift)
+_MODULES = (overhead, cpu_speed, ttft, shared_prefix, startup, peers, drift)
+_ALL = (
+    overhead.overhead,
+    cpu_speed.cpu_speed,
+    ttft.ttft,
+    shared_prefix.shared_prefix,
+    startup.startup,
+    peers.peers,
+    drift.drift,
+)
 
 
 def register(app: typer.Typer) -> None:
