@@ -15,7 +15,7 @@ def build_engine(config: ServerConfig, progress: Progress) -> Engine:
     """Load the model and plan its memory. Raises StartupError with one line that says what is wrong."""
     progress("vocabulary", 0.0)
     vocabulary = load_vocabulary(resolve_model(config.model))
-    runner = load_runner(config, progress)
+    runner = load_runner(config, progress, vocabulary)
     info = runner.info
     limits = SchedulerLimits(
         num_pages=info.num_pages,
