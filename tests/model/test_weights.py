@@ -16,7 +16,7 @@ from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import read_gguf_header
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.model.config_files import load_model_config
-from sapwood_server.model.matrix import Matrix, PackedQ4, PackedQ8
+from sapwood_server.model.matrix import Matrix
 from sapwood_server.model.weights import ModelWeights, load_weights
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import ARCHITECTURES, make_tiny_model
@@ -76,40 +76,35 @@ def test_gguf_of_each_architecture_and_type(architecture: str, quantisation: str
     weights = load(tmp_path / "m.gguf")
     check_equal(weights, tensors)
     assert weights.layers[0].qkv.packed is None
-    assert weights.layers[0].qkv.int8 is None
     check_equal(load(tmp_path / "m.gguf", torch.bfloat16), tensors, torch.bfloat16)
 
 
 def unpacked(matrix: Matrix) -> Tensor:
     """The packed form by its formula, in fp32."""
-    packed: PackedQ4 | PackedQ8 | None = matrix.packed or matrix.int8
+    packed = matrix.packed
     assert packed is not None
     grouped = packed.quants.reshape(packed.quants.shape[0], -1, 32).float() * packed.scale[:, :, None]
-    if isinstance(packed, PackedQ4):
-        grouped = grouped + packed.minimum[:, :, None]
-    return grouped.reshape(packed.quants.shape)
+    return (grouped + packed.minimum[:, :, None]).reshape(packed.quants.shape)
 
 
-@pytest.mark.parametrize("quantisation", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("quantisation", ["Q4_0", "Q4_1"])
 def test_packed_integers_are_the_dense_values_exactly(quantisation: str, tmp_path: Path) -> None:
     tensors = make_tiny_gguf(tmp_path / "m.gguf", "llama", quantisation)
     weights = load(tmp_path / "m.gguf", keep_packed=True)
     check_equal(weights, tensors)
     for layer in weights.layers:
         for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down, weights.lm_head):
-            assert (matrix.int8 is not None) == (quantisation == "Q8_0")
-            assert (matrix.packed is not None) == (quantisation != "Q8_0")
+            assert matrix.packed is not None
             assert torch.equal(unpacked(matrix), matrix.dense)
-            if matrix.packed is not None:
-                assert matrix.packed.quants.dtype == torch.uint8
-                assert int(matrix.packed.quants.max()) <= 15
+            assert matrix.packed.quants.dtype == torch.uint8
+            assert int(matrix.packed.quants.max()) <= 15
 
 
-@pytest.mark.parametrize("quantisation", ["F16", "Q5_0", "Q6_K"])
+@pytest.mark.parametrize("quantisation", ["F16", "Q8_0", "Q5_0", "Q6_K"])
 def test_types_without_a_packed_form_have_none(quantisation: str, tmp_path: Path) -> None:
     make_tiny_gguf(tmp_path / "m.gguf", "llama", quantisation, overrides=K_SIZES)
     layer = load(tmp_path / "m.gguf", keep_packed=True).layers[0]
-    assert (layer.qkv.packed, layer.qkv.int8) == (None, None)
+    assert layer.qkv.packed is None
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
@@ -117,12 +112,12 @@ def test_a_tied_head_shares_the_embeddings_storage(is_gguf: bool, tmp_path: Path
     path = tmp_path / ("m.gguf" if is_gguf else "m")
     overrides = {"tie_word_embeddings": True}
     if is_gguf:
-        make_tiny_gguf(path, "qwen2", "Q8_0", overrides=overrides)
+        make_tiny_gguf(path, "qwen2", "Q4_1", overrides=overrides)
     else:
         make_tiny_model(path, "qwen2", overrides=overrides)
     weights = load(path, keep_packed=True)
     assert weights.lm_head.dense.data_ptr() == weights.embedding.data_ptr()
-    assert (weights.lm_head.int8 is not None) == is_gguf
+    assert (weights.lm_head.packed is not None) == is_gguf
 
 
 def test_the_stated_exceptions_are_passed_over(tmp_path: Path) -> None:
@@ -279,7 +274,7 @@ def test_the_demo_models_matrices_are_all_packed() -> None:
     config = load_model_config(files)
     weights = load_weights(files, config, torch.bfloat16, lambda fraction: None, True)
     assert len(weights.layers) == config.num_layers == 30
-    assert weights.lm_head.int8 is not None
+    assert weights.lm_head.packed is None
     for layer in weights.layers:
         assert all(matrix.packed is not None for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down))
     first = weights.layers[0].down

@@ -1,7 +1,7 @@
-"""The blocks of GGUF's 32-column types taken apart, without loss, into integers and scales.
+"""The blocks of GGUF's 4-bit types of 32 columns taken apart, without loss, into integers and scales.
 
-Layouts after ggml's `block_q4_0`, `block_q4_1` and `block_q8_0`: a half-precision scale, for Q4_1 a half-precision
-minimum, then the integers; byte j of a 4-bit block holds column j in its low half and column j + 16 in its high half.
+Layouts after ggml's `block_q4_0` and `block_q4_1`: a half-precision scale, for Q4_1 a half-precision minimum, then the
+integers; byte j holds column j in its low half and column j + 16 in its high half.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sapwood_server.model.matrix import GROUP_SIZE, PackedQ4, PackedQ8
+from sapwood_server.model.matrix import GROUP_SIZE, PackedQ4
 
 _HALF_BYTES = 2
 _Q4_0_ZERO = 8
@@ -26,13 +26,6 @@ def unpack_q4(rows: npt.NDArray[np.uint8], has_minimum: bool) -> PackedQ4:
     scale = _halves(blocks, 0)
     minimum = _halves(blocks, _HALF_BYTES) if has_minimum else scale * np.float32(-_Q4_0_ZERO)
     return PackedQ4(torch.from_numpy(quants), torch.from_numpy(scale), torch.from_numpy(minimum))
-
-
-def unpack_q8(rows: npt.NDArray[np.uint8]) -> PackedQ8:
-    """Rows of Q8_0 blocks, uint8 [N, bytes of a row]."""
-    blocks = rows.reshape(rows.shape[0], -1, _HALF_BYTES + GROUP_SIZE)
-    quants = np.ascontiguousarray(blocks[:, :, _HALF_BYTES:]).view(np.int8).reshape(rows.shape[0], -1)
-    return PackedQ8(torch.from_numpy(quants), torch.from_numpy(_halves(blocks, 0)))
 
 
 def _halves(blocks: npt.NDArray[np.uint8], start: int) -> npt.NDArray[np.float32]:

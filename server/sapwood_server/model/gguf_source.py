@@ -16,14 +16,16 @@ from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import GgufHeader, GgufTensor
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_gguf import ROPE_FACTORS_TENSOR
-from sapwood_server.model.gguf_blocks import unpack_q4, unpack_q8
-from sapwood_server.model.matrix import PackedQ4, PackedQ8
+from sapwood_server.model.gguf_blocks import unpack_q4
+from sapwood_server.model.matrix import PackedQ4
 from sapwood_server.model.tensor_errors import missing_tensor, unused_tensors, wrong_shape
 
 ACCEPTED_TYPES = tuple(
     GGMLQuantizationType[name]
     for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 )
+PACKED_TYPES = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+"""Types whose integers are kept if asked for."""
 
 _TOP_LEVEL = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -59,10 +61,10 @@ class GgufSource:
         if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
             del self._unused[ROPE_FACTORS_TENSOR]  # read with the configuration
 
-    def fill(self, name: str, out: Tensor) -> PackedQ4 | PackedQ8 | None:
+    def fill(self, name: str, out: Tensor) -> PackedQ4 | None:
         """Writes tensor `name` (Hugging Face's) to `out`, whose shape it must have, rounded to its dtype.
 
-        Returns the integers behind it if they are to be kept and its type has them. StartupError if the tensor is
+        Returns the integers behind it if they are to be kept and it is Q4_0 or Q4_1. StartupError if the tensor is
         missing, misshapen, cut short, or of a type that is not accepted.
         """
         tensor = self._take(name)
@@ -72,11 +74,9 @@ class GgufSource:
         if self._is_permuted(name):
             rows = _half_split_order(rows, self._config.head_dim)
         _dequantise(rows, kind, out.view(-1, out.shape[-1]))
-        if not self._keep_packed:
+        if not self._keep_packed or kind not in PACKED_TYPES:
             return None
-        if kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1):
-            return unpack_q4(rows, has_minimum=kind == GGMLQuantizationType.Q4_1)
-        return unpack_q8(rows) if kind == GGMLQuantizationType.Q8_0 else None
+        return unpack_q4(rows, has_minimum=kind == GGMLQuantizationType.Q4_1)
 
     def close(self) -> None:
         """StartupError that names tensors nothing has asked for."""

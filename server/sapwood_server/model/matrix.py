@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 GROUP_SIZE = 32
-"""Columns that share one scale in Q4_0, Q4_1 and Q8_0."""
+"""Columns that share one scale in Q4_0 and Q4_1."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,6 @@ class PackedQ4:
 
 
 @dataclass(frozen=True)
-class PackedQ8:
-    """Q8_0, exactly: `weight[n, k] = quants[n, k] * scale[n, k // 32]` in fp32."""
-
-    quants: Tensor
-    """int8 [N, K]."""
-    scale: Tensor
-    """fp32 [N, K / 32]."""
-
-
-@dataclass(frozen=True)
 class Matrix:
     """Weights of one linear, possibly of several merged along their rows. `y = x @ dense.T`."""
 
@@ -41,24 +32,16 @@ class Matrix:
     """[N, K] in the dtype that was asked for."""
     packed: PackedQ4 | None = None
     """If asked for, and every merged part is Q4_0 or Q4_1."""
-    int8: PackedQ8 | None = None
-    """If asked for, and every merged part is Q8_0."""
 
 
-def merge_packed(parts: list[PackedQ4 | PackedQ8 | None]) -> tuple[PackedQ4 | None, PackedQ8 | None]:
-    """The parts' rows one below the other, where all are of one kind; else nothing of either kind."""
-    q4 = [part for part in parts if isinstance(part, PackedQ4)]
-    q8 = [part for part in parts if isinstance(part, PackedQ8)]
-    if len(q4) == len(parts):
-        quants, scale, minimum = (
-            _below([getattr(part, name) for part in q4]) for name in ("quants", "scale", "minimum")
-        )
-        return PackedQ4(quants, scale, minimum), None
-    if len(q8) == len(parts):
-        quants, scale = (_below([getattr(part, name) for part in q8]) for name in ("quants", "scale"))
-        return None, PackedQ8(quants, scale)
-    return None, None
-
-
-def _below(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+def merge_packed(parts: Sequence[PackedQ4 | None]) -> PackedQ4 | None:
+    """The parts' rows one below the other; None if a part has no packed form."""
+    packed = [part for part in parts if part is not None]
+    if len(packed) < len(parts):
+        return None
+    if len(packed) == 1:
+        return packed[0]
+    quants, scale, minimum = (
+        torch.cat([getattr(part, name) for part in packed]) for name in ("quants", "scale", "minimum")
+    )
+    return PackedQ4(quants, scale, minimum)

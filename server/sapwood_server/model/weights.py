@@ -14,14 +14,14 @@ from sapwood_server.formats.gguf_metadata import read_gguf_header
 from sapwood_server.formats.model_files import ModelFiles
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.gguf_source import GgufSource
-from sapwood_server.model.matrix import Matrix, PackedQ4, PackedQ8, merge_packed
+from sapwood_server.model.matrix import Matrix, PackedQ4, merge_packed
 from sapwood_server.model.safetensors_source import SafetensorsSource
 
 
 class TensorSource(Protocol):
     """A checkpoint that gives each tensor once, by Hugging Face's name."""
 
-    def fill(self, name: str, out: Tensor) -> PackedQ4 | PackedQ8 | None:
+    def fill(self, name: str, out: Tensor) -> PackedQ4 | None:
         """Writes the tensor to `out`, of just its shape; returns the integers behind it where they are kept."""
 
     def close(self) -> None:
@@ -69,8 +69,8 @@ def load_weights(
 ) -> ModelWeights:
     """Loads all weights to the CPU, layer by layer, rounded to `dtype` (norms to fp32).
 
-    `progress` is called with the share done, ending in 1. With `keep_packed`, matrices keep the integers of Q4_0, Q4_1
-    and Q8_0 as well. StartupError, naming file and tensor, for one that is missing, left over, misshapen, cut short, of
+    `progress` is called with the share done, ending in 1. With `keep_packed`, matrices keep the integers of Q4_0 and
+    Q4_1 as well. StartupError, naming file and tensor, for one that is missing, left over, misshapen, cut short, of
     a type that is not accepted, or too large for `dtype`.
     """
     source: TensorSource
@@ -127,12 +127,9 @@ class _Loader:
     def matrix(self, rows_by_name: dict[str, int], columns: int) -> Matrix:
         """The named tensors' rows, one tensor below the other."""
         dense = torch.empty(sum(rows_by_name.values()), columns, dtype=self._dtype)
-        parts: list[PackedQ4 | PackedQ8 | None] = []
         views = torch.split(dense, list(rows_by_name.values()))
-        for name, view in zip(rows_by_name, views, strict=True):
-            parts.append(self._fill(name, view))
-        packed, int8 = merge_packed(parts)
-        return Matrix(dense, packed, int8)
+        parts = [self._fill(name, view) for name, view in zip(rows_by_name, views, strict=True)]
+        return Matrix(dense, merge_packed(parts))
 
     def vectors(self, size_by_name: dict[str, int], dtype: torch.dtype) -> Tensor:
         """The named vectors, one after the other."""
@@ -147,7 +144,7 @@ class _Loader:
     def _head_norm(self, name: str) -> Tensor | None:
         return self.vector(name, self._config.head_dim, torch.float32) if self._config.qk_norm else None
 
-    def _fill(self, name: str, out: Tensor) -> PackedQ4 | PackedQ8 | None:
+    def _fill(self, name: str, out: Tensor) -> PackedQ4 | None:
         packed = self._source.fill(name, out)
         if out.dtype == torch.float16 and not bool(torch.isfinite(out).all()):
             raise StartupError(f"tensor {name!r} is too large for float16 (accepted: --dtype float32 or bfloat16)")
