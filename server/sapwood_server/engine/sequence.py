@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sapwood_server.cache.node import PageNode
 from sapwood_server.cache.table import BlockTable
-from sapwood_server.formats.stop import StopMatcher
+from sapwood_server.formats.stop import StopMatcher, StopStrings
 from sapwood_server.values.events import FinishReason, Usage
 from sapwood_server.values.plan import SampleSpec
 from sapwood_server.values.request import Request
@@ -31,7 +31,7 @@ class RequestState:
     def __init__(self, request: Request, budget: int, tokens: TokenTable, arrived_at: float) -> None:
         """`budget`: most tokens each choice may generate. `arrived_at`: seconds on the scheduler's clock.
 
-        Raises ValueError for a number of choices, or forced tokens, that can't be run.
+        Raises ValueError for a number of choices, forced tokens, or a stop string, that can't be run.
         """
         sampling = request.sampling
         if sampling.n < 1:
@@ -47,6 +47,7 @@ class RequestState:
         self.end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else tokens.eos_ids)
         """Ids that end a choice."""
         self.banned_ids = tuple(sorted(self.end_ids))
+        self.stops = StopStrings(sampling.stop) if sampling.stop else None
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.arrived_at = arrived_at
         self.admitted_at: float | None = None
@@ -109,7 +110,7 @@ class SequenceState:
         self.choice_key = choice_key
         self.output_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.stop = StopMatcher(request.sampling.stop) if request.sampling.stop else None
+        self.stop = StopMatcher(owner.stops) if owner.stops is not None else None
         self.order: tuple[int, ...] = ()
         """Sorts the waiting, and the running sequences: the first is served first, the last preempted first."""
         self.sampled_in_step = 0

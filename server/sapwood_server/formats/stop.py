@@ -5,6 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+class StopStrings:
+    """The stop strings of a request and what matching them needs, shared by all its choices. Nothing here changes."""
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        """Raises ValueError for an empty stop string."""
+        if not all(stops):
+            raise ValueError(f"stop strings are {list(stops)}; accepted: non-empty ones")
+        self.stops = tuple(stops)
+        self.borders = tuple(_borders(stop) for stop in self.stops)
+        """Per stop string and prefix of it, the length of the prefix's longest proper prefix that is also its suffix:
+        where the automaton goes when the next byte does not match."""
+
+
 class StopMatcher:
     """Finds the first of several stop strings in a byte stream and holds back what may be the beginning of one.
 
@@ -13,13 +26,9 @@ class StopMatcher:
     O(stop strings) per byte, whatever their length.
     """
 
-    def __init__(self, stops: Sequence[bytes]) -> None:
-        """Raises ValueError for an empty stop string."""
-        if not all(stops):
-            raise ValueError(f"stop strings are {list(stops)}; accepted: non-empty ones")
-        self._stops = tuple(stops)
-        self._borders = tuple(_borders(stop) for stop in self._stops)
-        self._lengths = [0] * len(self._stops)
+    def __init__(self, strings: StopStrings) -> None:
+        self._strings = strings
+        self._lengths = [0] * len(strings.stops)
         """Per stop string, how many of its first bytes the stream ends with."""
         self._held = bytearray()
         """The last bytes of the stream that were not released: as many as the longest of `_lengths`, at least."""
@@ -49,10 +58,10 @@ class StopMatcher:
     def _advance(self, byte: int) -> int:
         """Feed one byte to each automaton; the length of the longest stop string that it completes, or 0."""
         longest = 0
-        for index, stop in enumerate(self._stops):
+        for index, (stop, borders) in enumerate(zip(self._strings.stops, self._strings.borders, strict=True)):
             length = self._lengths[index]
             while length and stop[length] != byte:
-                length = self._borders[index][length - 1]
+                length = borders[length - 1]
             if stop[length] == byte:
                 length += 1
             self._lengths[index] = length
@@ -67,7 +76,7 @@ class StopMatcher:
 
 
 def _borders(stop: bytes) -> tuple[int, ...]:
-    """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
+    """See `StopStrings.borders`."""
     borders = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):
