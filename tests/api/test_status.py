@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sapwood_server.api.metrics import Metrics
-from sapwood_server.values.messages import EngineStats, StepOutput
+from sapwood_server.values.messages import EngineStats, StepOutput, StepSeconds
 from support.api_client import Api, error_of, metric_value
 from support.api_service import make_service, running, says
 
@@ -117,7 +117,8 @@ def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
             recomputed_tokens=count,
             generation_tokens=5 * count,
         )
-        metrics.observe_step(StepOutput(events=(), stats=stats, step_seconds=(0.001, 0.1, 0.01)))
+        seconds = StepSeconds(schedule=0.001, forward=0.1, sample=0.01)
+        metrics.observe_step(StepOutput(events=(), stats=stats, step_seconds=seconds))
     metrics.observe_step(StepOutput(events=(), stats=EngineStats(steps=1, generation_tokens=7)))
     text = metrics.exposition(EngineStats()).decode()
     expected = {
@@ -127,7 +128,9 @@ def test_steps_move_the_engines_metrics_also_over_a_restart() -> None:
         "recomputed_tokens_total": 2,
         "generation_tokens_total": 17,
         'step_seconds_count{part="schedule"}': 2,
+        'step_seconds_sum{part="schedule"}': 0.002,
         'step_seconds_sum{part="forward"}': 0.2,
+        'step_seconds_sum{part="sample"}': 0.02,
     }
     assert {name: metric_value(text, f"sapwood_{name}") for name in expected} == expected
 

@@ -12,7 +12,16 @@ import zmq
 
 from sapwood_server.engine.channel import EngineChannel
 from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent, Usage
-from sapwood_server.values.messages import Cancel, EngineStats, FromEngine, Loading, Shutdown, StepOutput, Submit
+from sapwood_server.values.messages import (
+    Cancel,
+    EngineStats,
+    FromEngine,
+    Loading,
+    Shutdown,
+    StepOutput,
+    StepSeconds,
+    Submit,
+)
 from sapwood_server.values.plan import TokenLogprob
 from support.engine_requests import make_request
 
@@ -48,7 +57,9 @@ def test_messages_arrive_as_they_were_sent(peer: zmq.Socket[bytes], endpoint: st
     final = FinalEvent(request_id="a", usage=Usage(prompt_tokens=2), error="a reason")
     sent: list[FromEngine] = [
         Loading("weights", 0.5),
-        StepOutput(events=(token, final), stats=EngineStats(steps=3), step_seconds=(1, 2, 3)),
+        StepOutput(
+            events=(token, final), stats=EngineStats(steps=3), step_seconds=StepSeconds(schedule=1, forward=2, sample=3)
+        ),
     ]
     for output in sent:
         channel.send(output)

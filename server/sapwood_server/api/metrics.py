@@ -41,8 +41,8 @@ class Metrics:
         """Take in what the engine says after each step."""
         self._advance(output.stats)
         if output.step_seconds is not None:
-            for part, seconds in zip(_STEP_PARTS, output.step_seconds, strict=True):
-                self._step.labels(part).observe(seconds)
+            for part in _STEP_PARTS:
+                self._step.labels(part).observe(getattr(output.step_seconds, part))
 
     def count_http(self, path: str, status: int) -> None:
         """An answered HTTP request; `path` is the route's, not the client's."""

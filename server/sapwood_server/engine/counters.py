@@ -17,9 +17,6 @@ class Counters:
     prompt_tokens_cached: int = 0
     recomputed_tokens: int = 0
     generation_tokens: int = 0
-    schedule_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
 
     def count_computed(self, sequence: SequenceState, start: int, end: int) -> None:
         """Positions `[start, end)` of `sequence` were computed. Each counts once as prompt (or not at all, past the

@@ -15,6 +15,7 @@ from sapwood_server.values.messages import (
     FromEngine,
     Shutdown,
     StepOutput,
+    StepSeconds,
     Submit,
     ToEngine,
 )
@@ -127,8 +128,11 @@ class EngineLoop:
             if result is not None:
                 executed = time.perf_counter()
                 self._scheduler.commit(plan, result)
-                schedule_seconds = planned - started + time.perf_counter() - executed
-                seconds = (schedule_seconds, result.forward_seconds, result.sample_seconds)
+                seconds = StepSeconds(
+                    schedule=planned - started + time.perf_counter() - executed,
+                    forward=result.forward_seconds,
+                    sample=result.sample_seconds,
+                )
         self._send(seconds)
         return plan is not None
 
@@ -150,7 +154,7 @@ class EngineLoop:
         self._failed_steps = 0
         return result
 
-    def _send(self, step_seconds: tuple[float, float, float] | None) -> None:
+    def _send(self, step_seconds: StepSeconds | None) -> None:
         events = self._scheduler.take_events()
         self._live.difference_update(event.request_id for event in events if isinstance(event, FinalEvent))
         self._channel.send(StepOutput(events=events, stats=self._scheduler.stats(), step_seconds=step_seconds))

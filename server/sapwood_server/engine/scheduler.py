@@ -104,7 +104,6 @@ class Scheduler:
         """Plan the next step; None if there is nothing to do. Raises RuntimeError while a step is in flight."""
         if self._plan is not None:
             raise RuntimeError(f"step {self._plan.step} is in flight; commit it, or fail, before the next")
-        started = self._clock()
         step = StepBuilder(self._counters.steps + 1, self._limits.max_batched_tokens)
         self._planner.plan(step)
         if not step.rows:
@@ -115,7 +114,6 @@ class Scheduler:
         self._rows = tuple(step.rows.items())
         self._planner.released.clear()
         self._ended_choices.clear()
-        self._counters.schedule_seconds += self._clock() - started
         return self._plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -127,7 +125,6 @@ class Scheduler:
             raise ValueError(f"step {plan.step} is not in flight")
         if [len(row.samples) for row in plan.rows] != [len(samples) for samples in result.samples]:
             raise ValueError(f"the result of step {plan.step} does not have a draw for each sample spec")
-        started = self._clock()
         rows, self._plan, self._rows = self._rows, None, ()
         self._cache.end_step()
         for sequence, row in rows:
@@ -142,9 +139,6 @@ class Scheduler:
                 else:
                     for spec, sampled in zip(row.samples, samples, strict=True):
                         self._append(sequence.owner.sequences[spec.choice], sampled)
-        self._counters.forward_seconds += result.forward_seconds
-        self._counters.sample_seconds += result.sample_seconds
-        self._counters.schedule_seconds += self._clock() - started
 
     def stats(self) -> EngineStats:
         """Totals, and the state now."""

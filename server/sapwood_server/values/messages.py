@@ -64,9 +64,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_cached: int = 0
     recomputed_tokens: int = 0
     generation_tokens: int = 0
-    schedule_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    sample_seconds: float = 0.0
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -88,13 +85,22 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class StepSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Wall time of one step, by part."""
+
+    schedule: float
+    """Planning the step, and taking its result."""
+    forward: float
+    sample: float
+
+
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """The events of one step, in order."""
 
     events: tuple[TokenEvent | FinalEvent, ...]
     stats: EngineStats
-    step_seconds: tuple[float, float, float] | None = None
-    """(schedule, forward, sample) of this step, for the histograms; None when no step ran."""
+    step_seconds: StepSeconds | None = None
+    """None when no step ran, or it failed."""
 
 
 FromEngine = Loading | Ready | Failed | StepOutput
