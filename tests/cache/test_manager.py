@@ -182,6 +182,54 @@ def test_without_prefix_cache_nothing_matches_and_nothing_stays() -> None:
     assert scene.counts == (4, 0, 0)
 
 
+def test_what_a_distrusted_sequence_read_and_wrote_leaves_the_tree_with_all_that_follows() -> None:
+    scene = Scene(32)
+    scene.run([1] * 12)
+    scene.run([1] * 8 + [2] * 5)
+    table = scene.start([1] * 8 + [3])
+    scene.grow(table, 3, 3, 3, 3)
+    scene.run([5] * 4)
+    scene.fail(table, table.num_tokens)
+    assert scene.counts == (31, 1, 0)
+    assert [scene.resident([token] * 4) for token in (1, 5)] == [0, 4]
+
+
+def test_what_others_use_stays_until_they_are_distrusted_too() -> None:
+    scene = Scene(16)
+    scene.run([1] * 8)
+    user = scene.start([1] * 4 + [2])
+    scene.fail(scene.admit([1] * 8 + [3]).table, 9)
+    assert scene.counts == (14, 0, 2)
+    assert scene.resident([1] * 8) == 4
+    user.append(2)
+    scene.fail(user, 6)
+    assert scene.counts == (16, 0, 0)
+
+
+def test_a_page_whose_copy_is_distrusted_leaves_the_tree_unless_it_is_used() -> None:
+    scene = Scene(16)
+    scene.run([1, 2, 3])
+    scene.fail(scene.admit([1, 2, 4]).table, 3)
+    assert scene.counts == (16, 0, 0)
+    user = scene.start([1, 2, 3])
+    scene.fail(scene.admit([1, 2, 4]).table, 3)
+    assert scene.counts == (15, 0, 1)
+    scene.end(user)
+    assert scene.resident([1, 2, 3]) == 3
+
+
+def test_a_distrusted_chain_may_be_long() -> None:
+    scene = Scene(3000, page_size=1)
+    scene.fail(scene.start([1] * 2999), 2999)
+    assert scene.counts == (3000, 0, 0)
+
+
+def test_without_prefix_cache_a_distrusted_sequence_is_as_any_other() -> None:
+    scene = Scene(8, prefix_cache=False)
+    scene.fail(scene.start([1] * 8), 8)
+    assert scene.counts == (8, 0, 0)
+
+
 def test_clear_forgets_everything() -> None:
     scene = Scene(4)
     scene.run([1, 2, 3, 4, 5])

@@ -14,7 +14,15 @@ from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent
 from sapwood_server.values.messages import Cancel, FromEngine, Shutdown, StepOutput, Submit, ToEngine
 from sapwood_server.values.plan import StepPlan, StepResult
 from support.engine_requests import Answer, answer_of, make_request
-from support.scripted_engine import RAISE_ID, ByteTable, ScriptedRunner, completion, limits_of, scripted_engine
+from support.scripted_engine import (
+    RAISE_ID,
+    UNDRAWABLE_ID,
+    ByteTable,
+    ScriptedRunner,
+    completion,
+    limits_of,
+    scripted_engine,
+)
 
 STEP = None
 """In a script: nothing more has come, so a step runs."""
@@ -165,9 +173,23 @@ def test_failed_step_ends_every_live_request_once_and_the_engine_goes_on(caplog:
     assert "Traceback" in caplog.text
 
 
-def poisoned(*request_ids: str) -> list[ToEngine | None]:
-    """A script of steps that fail, one request in each."""
-    return [item for name in request_ids for item in (Submit(make_request(name, (RAISE_ID,))), STEP)]
+def test_draws_that_fail_end_their_requests_and_no_others() -> None:
+    """More often in a row than steps may fail."""
+    bystander = make_request("bystander", (4, 5), max_tokens=20)
+    channel = ScriptedChannel(Submit(bystander), *poisoned(*"12345678", token_id=UNDRAWABLE_ID))
+    run_loop(channel)
+    assert channel.answer("bystander").token_ids == completion((4, 5), 20)
+    assert channel.answer("bystander").final.error is None
+    for name in "12345678":
+        assert channel.answer(name).final.error == (
+            "the engine failed while it ran this request: the model gave logits that are not finite"
+        )
+        assert channel.answer(name).token_ids == ()
+
+
+def poisoned(*request_ids: str, token_id: int = RAISE_ID) -> list[ToEngine | None]:
+    """A script of steps that fail, or of draws, one request in each."""
+    return [item for name in request_ids for item in (Submit(make_request(name, (token_id,))), STEP)]
 
 
 def test_five_failed_steps_in_a_row_are_fatal() -> None:

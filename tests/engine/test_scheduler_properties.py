@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sapwood_server.engine.limits import SchedulerLimits
+from sapwood_server.values.plan import DrawFailure
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
 from support.scale import scaled
-from support.scheduler_world import World
+from support.scheduler_world import Story, World
 
 _IDS = st.integers(0, 2)
 _STOPS = st.sampled_from([b"a", b"bb", b"aba", b"abab", b"\xc3\xa9", b"baa"])
@@ -77,6 +78,13 @@ class Traffic(RuleBasedStateMachine):
                 self._cancel(data)
 
         self.world.step(meanwhile)
+
+    @precondition(lambda self: self.world.scheduler.has_unfinished)
+    @rule(data=st.data(), failure=st.sampled_from(DrawFailure))
+    def break_draws(self, data: st.DataObject, failure: DrawFailure) -> None:
+        live = [story for story in self.world.stories.values() if story.final is None]
+        story: Story = data.draw(st.sampled_from(live))
+        self.world.break_draws(story, failure, data.draw(st.integers(0, story.request.sampling.n - 1)))
 
     @precondition(lambda self: self.world.scheduler.has_unfinished)
     @rule(really=st.integers(0, 9))

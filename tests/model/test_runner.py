@@ -10,6 +10,7 @@ import torch
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, SampleSpec, StepPlan
 from sapwood_server.values.sampling import SamplingParams
+from support.draws import ids_of, made
 from support.stepping import Driver, make_config, make_runner, sample_spec
 from support.tiny_models import make_tiny_model
 from support.tiny_oracle import oracle_logits
@@ -47,7 +48,7 @@ def test_samples_come_back_in_the_plans_order(runner: ModelRunner) -> None:
         sequences[3].row(PROMPT[:8], Phase.PREFILL, (sample_spec(choice_key=3),)),
     ]
     result = runner.execute(driver.plan(rows))
-    found = [[sampled.token_id for sampled in samples] for samples in result.samples]
+    found = [ids_of(samples) for samples in result.samples]
     assert found == [[alone[0][0]] * 2, [alone[1][1]], [], [alone[3][0]]]
     assert result.forward_seconds > 0
     assert result.sample_seconds > 0
@@ -64,7 +65,8 @@ def test_a_forced_id_keeps_the_models_logprob(runner: ModelRunner) -> None:
         output_ids=(),
         forced=77,
     )
-    ((sampled,),) = runner.execute(driver.plan([sequence.row(PROMPT, Phase.PREFILL, (spec,))])).samples
+    (draws,) = runner.execute(driver.plan([sequence.row(PROMPT, Phase.PREFILL, (spec,))])).samples
+    (sampled,) = made(draws)
     wanted = torch.log_softmax(driver.teacher_forced(PROMPT, 64)[-1], dim=-1)[77]
     assert sampled.token_id == 77
     assert sampled.logprob is not None

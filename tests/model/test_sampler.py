@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sapwood_server.model.random_stream import uniforms
-from sapwood_server.model.sampler import SampleError, Sampler
-from sapwood_server.values.plan import SampleSpec
+from sapwood_server.model.sampler import Sampler
+from sapwood_server.values.plan import DrawFailure, FailedDraw, SampleSpec
 from sapwood_server.values.sampling import SamplingParams
+from support.draws import ids_of, made
 from support.scale import scaled
 
 VOCAB = 40
@@ -116,9 +117,9 @@ def test_every_setting_does_what_its_definition_says(data: st.DataObject, num_ro
         )
         for row in range(num_rows)
     ]
-    sampled = Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(logits, specs)
+    drawn = ids_of(Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(logits, specs))
     expected = [plain_sample(logits[row].tolist(), specs[row], VOCAB - PADDING) for row in range(num_rows)]
-    assert [one.token_id for one in sampled] == expected
+    assert drawn == expected
     assert torch.equal(logits, before)
 
 
@@ -126,8 +127,8 @@ def test_greedy_takes_the_smallest_id_of_equal_logits() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[1, [9, 30]] = 2.0
     logits[2, VOCAB - 1] = 5.0  # padding
-    sampled = Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(logits, [spec(SamplingParams(temperature=0))] * 3)
-    assert [one.token_id for one in sampled] == [0, 9, 0]
+    draws = Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(logits, [spec(SamplingParams(temperature=0))] * 3)
+    assert ids_of(draws) == [0, 9, 0]
 
 
 def test_padding_is_never_drawn_nor_an_alternative() -> None:
@@ -135,12 +136,12 @@ def test_padding_is_never_drawn_nor_an_alternative() -> None:
     logits[0, VOCAB - PADDING :] = 50.0
     sampler = Sampler(VOCAB, num_tokens=VOCAB - PADDING)
     for seed in range(scaled(500, 50)):
-        [one] = sampler.sample(logits, [spec(SamplingParams(seed=seed, top_logprobs=20))])
+        [one] = made(sampler.sample(logits, [spec(SamplingParams(seed=seed, top_logprobs=20))]))
         assert one.token_id < VOCAB - PADDING
         assert one.logprob is not None
         assert [id_ for id_, _ in one.logprob.top] == list(range(20))
     biased = spec(SamplingParams(temperature=0, logit_bias=((VOCAB - 1, 100.0),)), banned=(VOCAB - 2,))
-    assert sampler.sample(logits, [biased])[0].token_id == 0
+    assert ids_of(sampler.sample(logits, [biased])) == [0]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -149,7 +150,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = random_logits(1, 3)[:, :12].contiguous()
     for params in (SamplingParams(seed=11), SamplingParams(seed=12, top_p=0.97, temperature=1.7)):
         rows = [spec(params, output=range(position)) for position in range(count)]
-        drawn = [one.token_id for one in Sampler(12).sample(logits.expand(count, -1).contiguous(), rows)]
+        drawn = ids_of(Sampler(12).sample(logits.expand(count, -1).contiguous(), rows))
         expected = (logits[0] / params.temperature).softmax(-1).double()
         if params.top_p < 1:
             order = expected.argsort(descending=True)
@@ -193,8 +194,8 @@ def test_choices_of_one_request_differ_and_repeat() -> None:
         texts: list[list[int]] = [[], [], []]
         for _ in range(12):
             specs = [spec(SamplingParams(seed=123), key=c, choice=c, output=texts[c]) for c in range(3)]
-            for text, one in zip(texts, sampler.sample(logits, specs), strict=True):
-                text.append(one.token_id)
+            for text, token_id in zip(texts, ids_of(sampler.sample(logits, specs)), strict=True):
+                text.append(token_id)
         return texts
 
     first = run()
@@ -212,15 +213,15 @@ def test_counts_grow_with_the_output_and_are_dropped_with_the_choice() -> None:
         if step == 40:
             del output[7:]
         wanted = spec(params, output=output)
-        [one] = sampler.sample(logits, [wanted])
-        assert one.token_id == plain_sample(logits[0].tolist(), wanted, VOCAB)
-        output.append(one.token_id)
+        [token_id] = ids_of(sampler.sample(logits, [wanted]))
+        assert token_id == plain_sample(logits[0].tolist(), wanted, VOCAB)
+        output.append(token_id)
     assert len(set(output)) > 5
     other = spec(params, key=2, output=[])
-    assert sampler.sample(logits, [other])[0].token_id == plain_sample(logits[0].tolist(), other, VOCAB)
+    assert ids_of(sampler.sample(logits, [other])) == [plain_sample(logits[0].tolist(), other, VOCAB)]
     sampler.drop([1, 2, 99])
     reused = spec(params, key=1, prompt=(), output=[5])
-    assert sampler.sample(logits, [reused])[0].token_id == plain_sample(logits[0].tolist(), reused, VOCAB)
+    assert ids_of(sampler.sample(logits, [reused])) == [plain_sample(logits[0].tolist(), reused, VOCAB)]
 
 
 def test_logprobs_are_the_models_own() -> None:
@@ -234,7 +235,7 @@ def test_logprobs_are_the_models_own() -> None:
         SamplingParams(temperature=0, top_logprobs=5),
         SamplingParams(temperature=0),
     ]
-    sampled = Sampler(VOCAB).sample(logits, [spec(one) for one in params])
+    sampled = made(Sampler(VOCAB).sample(logits, [spec(one) for one in params]))
     first, second, third, fourth = (one.logprob for one in sampled)
     assert sampled[0].token_id == 5
     assert first is not None
@@ -256,7 +257,7 @@ def test_forced_ids_replace_the_draw_and_keep_the_logprob() -> None:
     plain = logits.double().log_softmax(-1)
     params = SamplingParams(seed=1, top_logprobs=2, frequency_penalty=1.0)
     free = spec(params, key=2, output=[4])
-    sampled = Sampler(VOCAB).sample(logits, [spec(params, forced=17, banned=(17,)), free])
+    sampled = made(Sampler(VOCAB).sample(logits, [spec(params, forced=17, banned=(17,)), free]))
     assert sampled[0].token_id == 17
     assert sampled[0].logprob is not None
     assert sampled[0].logprob.logprob == pytest.approx(float(plain[0, 17]), abs=1e-5)
@@ -266,24 +267,51 @@ def test_forced_ids_replace_the_draw_and_keep_the_logprob() -> None:
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-5])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     logits = random_logits(8, 6)
-    sampled = Sampler(VOCAB).sample(logits, [spec(SamplingParams(temperature=temperature, seed=s)) for s in range(8)])
-    assert [one.token_id for one in sampled] == logits.argmax(-1).tolist()
+    draws = Sampler(VOCAB).sample(logits, [spec(SamplingParams(temperature=temperature, seed=s)) for s in range(8)])
+    assert ids_of(draws) == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_name_their_row(value: float, temperature: float) -> None:
+MATES = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.7, seed=2, top_p=0.9, top_logprobs=3),
+    SamplingParams(temperature=1.0, seed=3, top_k=5, frequency_penalty=0.5, logit_bias=((3, 2.0),)),
+]
+"""What else may be in the batch."""
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf] * VOCAB, [-math.inf, math.nan]])
+@pytest.mark.parametrize("params", MATES)
+@pytest.mark.parametrize("forced", [None, 7])
+def test_logits_that_are_not_finite_fail_their_own_draw(
+    values: list[float], params: SamplingParams, forced: int | None
+) -> None:
+    """The batch's other draws are those that are made without it, logprobs included. Forcing an id makes no good KV."""
+    logits = random_logits(5, 1)
+    others = [spec(one, key=row, output=[row] * row) for row, one in enumerate(MATES)]
+    expected = made(Sampler(VOCAB).sample(torch.cat((logits[:2], logits[3:])), others))
+    logits[2, VOCAB - len(values) :] = torch.tensor(values)
+    specs = [*others[:2], spec(params, key=9, output=[4], forced=forced), *others[2:]]
+    draws = Sampler(VOCAB).sample(logits, specs)
+    assert draws.pop(2) == FailedDraw(DrawFailure.NOT_FINITE)
+    assert draws == expected
+
+
+@pytest.mark.parametrize(
+    "hopeless",
+    [
+        spec(SamplingParams(), banned=tuple(range(VOCAB))),
+        spec(SamplingParams(temperature=0.0), banned=tuple(range(VOCAB))),
+        spec(SamplingParams(temperature=0.0, repetition_penalty=1e-45), prompt=range(VOCAB)),
+    ],
+    ids=["all banned", "all banned, greedy", "over the largest number"],
+)
+def test_settings_that_leave_no_token_fail_their_own_draw(hopeless: SampleSpec) -> None:
     logits = random_logits(3, 1)
-    logits[1, 20] = value
-    specs = [spec(SamplingParams(temperature=temperature), key=10 + row) for row in range(3)]
-    with pytest.raises(SampleError, match=r"not finite for row \[1\] \(choice \[11\]\)") as caught:
-        Sampler(VOCAB).sample(logits, specs)
-    assert (caught.value.rows, caught.value.choice_keys) == ((1,), (11,))
-
-
-def test_all_ids_banned_is_an_error_not_a_token() -> None:
-    with pytest.raises(SampleError):
-        Sampler(3).sample(torch.zeros(1, 3), [spec(SamplingParams(), banned=(0, 1, 2))])
+    first, last = spec(MATES[3], key=1), spec(MATES[2], key=2)
+    expected = made(Sampler(VOCAB).sample(logits[[0, 2]], [first, last]))
+    draws = Sampler(VOCAB).sample(logits, [first, hopeless, last])
+    assert draws == [expected[0], FailedDraw(DrawFailure.NOTHING_LEFT), expected[1]]
 
 
 def test_wrong_shapes_and_sizes_are_refused() -> None:

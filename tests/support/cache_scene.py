@@ -56,6 +56,14 @@ class Scene:
         self.cache.release(table)
         self.cache.check()
 
+    def fail(self, table: BlockTable, num_tokens: int) -> None:
+        """One step that computes positions up to `num_tokens`, shows that they can't be trusted, and is the last."""
+        self.cache.extend(table, num_tokens - table.num_written)
+        self.cache.end_step()
+        self.cache.distrust(table)
+        self.cache.check()
+        self.end(table)
+
     def run(self, ids: Sequence[int], salt: str = "") -> list[int]:
         """A sequence from beginning to end; returns its block table."""
         table = self.start(ids, salt)

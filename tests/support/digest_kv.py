@@ -16,11 +16,23 @@ from sapwood_server.cache.table import BlockTable
 from sapwood_server.cache.tokens import pack_tokens
 from sapwood_server.cache.tree import Match
 from sapwood_server.values.events import FinishReason
-from sapwood_server.values.plan import Phase, RowPlan, Sampled, SampleSpec, StepPlan, StepResult
+from sapwood_server.values.plan import (
+    Draw,
+    DrawFailure,
+    FailedDraw,
+    Phase,
+    RowPlan,
+    Sampled,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+)
 from sapwood_server.values.request import Request
 
 END_ID = 7
 OTHER_END_ID = 6
+DAMAGED = -1
+"""In a slot: KV that is no sequence's."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,8 @@ class DigestRunner:
     tables: dict[int, list[int]] = field(default_factory=dict)
     computed: int = 0
     """Tokens that went through, all in all."""
+    failing: dict[int, DrawFailure] = field(default_factory=dict)
+    """By choice key: draws of that choice fail. If the logits are not finite, neither is the KV of the row."""
     _drawn_in_step: dict[int, int] = field(default_factory=dict)
     """By choice key, the last step in which it drew."""
     _step: int = 0
@@ -157,7 +171,7 @@ class DigestRunner:
             target[: copy.num_slots] = source[: copy.num_slots]
         return StepResult(samples=tuple(self._compute(row) for row in plan.rows))
 
-    def _compute(self, row: RowPlan) -> tuple[Sampled, ...]:
+    def _compute(self, row: RowPlan) -> tuple[Draw, ...]:
         table = self.tables.setdefault(row.sequence_id, [])
         table.extend(row.new_pages)
         size = self.kv.page_size
@@ -167,6 +181,7 @@ class DigestRunner:
         assert len(table) == -(-end // size), f"{len(table)} pages for {end} positions"
         assert tuple(row.token_ids) == tuple(ids[row.start : end])
         chain = digests(salt, ids)
+        is_damaged = any(self.failing.get(spec.choice_key) is DrawFailure.NOT_FINITE for spec in row.samples)
         for position in range(row.start):
             slot = self.kv.slots[table[position // size]][position % size]
             assert slot == chain[position], f"position {position} of sequence {row.sequence_id} has other KV"
@@ -174,7 +189,7 @@ class DigestRunner:
             slots = self.kv.slots[table[position // size]]
             assert table[position // size] != 0, "the reserved page is written to"
             assert slots[position % size] is None, f"position {position} overwrites KV in {table[position // size]}"
-            slots[position % size] = chain[position]
+            slots[position % size] = DAMAGED if is_damaged else chain[position]
         self.computed += len(row.token_ids)
         self._check_phase(row, end, len(ids))
         assert bool(row.samples) == (end == len(ids)), "logits are needed exactly at the last token"
@@ -185,9 +200,11 @@ class DigestRunner:
         is_decode = len(row.token_ids) == 1 and end == num_tokens and drawn == {self._step - 1}
         assert (row.phase is Phase.DECODE) == is_decode, f"{row.phase} for {row.token_ids} at {row.start}"
 
-    def _draw(self, spec: SampleSpec, ids: Sequence[int], digest: int) -> Sampled:
+    def _draw(self, spec: SampleSpec, ids: Sequence[int], digest: int) -> Draw:
         assert [*spec.prompt_ids, *spec.output_ids] == list(ids)
         self._drawn_in_step[spec.choice_key] = self._step
+        if spec.choice_key in self.failing:
+            return FailedDraw(self.failing[spec.choice_key])
         return Sampled(draw(digest, spec.choice, spec.banned_ids) if spec.forced is None else spec.forced)
 
 

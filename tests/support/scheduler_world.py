@@ -9,7 +9,7 @@ from sapwood_server.engine.limits import SchedulerLimits, completion_budget
 from sapwood_server.engine.scheduler import Scheduler
 from sapwood_server.engine.sequence import SequenceState
 from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent, Usage
-from sapwood_server.values.plan import StepPlan
+from sapwood_server.values.plan import DrawFailure, FailedDraw, StepPlan, StepResult
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
 from support.digest_kv import DigestRunner, ToyTokens, WatchedCache, expected_choice
@@ -118,10 +118,17 @@ class World:
             return None
         self._check_plan(plan)
         result = self.runner.execute(plan)
+        hit = self._requests_that_fail(plan, result)
         meanwhile()
         self.scheduler.commit(plan, result)
         self._check()
+        self.failed |= {request_id for request_id in hit if not self.stories[request_id].cancelled}
         return plan
+
+    def break_draws(self, story: Story, failure: DrawFailure, choice: int = 0) -> None:
+        """From now on no token can be drawn for this choice of a live request."""
+        state = self.scheduler._requests[story.request.request_id]
+        self.runner.failing[state.sequences[choice].choice_key] = failure
 
     def fail_step(self) -> None:
         """A step that the runner can't compute."""
@@ -157,6 +164,14 @@ class World:
         raise AssertionError(f"choice {choice} of {story.request.request_id} is not running")
 
     # Checks
+
+    def _requests_that_fail(self, plan: StepPlan, result: StepResult) -> set[str]:
+        failed = {
+            row.sequence_id
+            for row, draws in zip(plan.rows, result.samples, strict=True)
+            if any(isinstance(draw, FailedDraw) for draw in draws)
+        }
+        return {s.owner.request.request_id for s in self.running() if s.sequence_id in failed}
 
     def _tokens_of(self, sequence_id: int) -> tuple[str, Sequence[int]]:
         sequence = next(s for s in self.running() if s.sequence_id == sequence_id)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from sapwood_server.config import ServerConfig
 from sapwood_server.engine.loop import Engine
@@ -18,7 +19,7 @@ from sapwood_server.engine.process import Progress, main
 from sapwood_server.engine.scheduler import Scheduler, SchedulerLimits
 from sapwood_server.errors import StartupError
 from sapwood_server.values.messages import EngineInfo
-from sapwood_server.values.plan import RowPlan, Sampled, StepPlan, StepResult
+from sapwood_server.values.plan import Draw, DrawFailure, FailedDraw, RowPlan, Sampled, StepPlan, StepResult
 
 COMMAND = (sys.executable, __file__)
 
@@ -28,6 +29,8 @@ CRASHES = "crashes"
 """A model whose loading raises what nobody foresaw."""
 DIES = "dies"
 """A model whose loading kills the process."""
+STARTS_ONCE = "once "
+"""Followed by a path where nothing is yet: a model that can be loaded once."""
 
 VOCAB_SIZE = 300
 EOS_ID = 256
@@ -37,6 +40,8 @@ KILL_ID = 291
 """In a step's tokens: the process kills itself, as the kernel does when memory runs out."""
 HANG_ID = 292
 """In a step's tokens: the step never ends."""
+UNDRAWABLE_ID = 293
+"""In a row's tokens: the logits after it are not finite."""
 
 
 class ByteTable:
@@ -88,7 +93,7 @@ class ScriptedRunner:
             self._written.pop(sequence_id, None)
         return StepResult(samples=tuple(self._compute(row) for row in plan.rows))
 
-    def _compute(self, row: RowPlan) -> tuple[Sampled, ...]:
+    def _compute(self, row: RowPlan) -> tuple[Draw, ...]:
         if RAISE_ID in row.token_ids:
             raise ValueError("a token that can't be computed")
         if KILL_ID in row.token_ids:
@@ -99,6 +104,8 @@ class ScriptedRunner:
         if written != row.start:
             raise ValueError(f"sequence {row.sequence_id} has {written} tokens, but the row starts at {row.start}")
         end = self._written[row.sequence_id] = row.start + len(row.token_ids)
+        if UNDRAWABLE_ID in row.token_ids:
+            return tuple(FailedDraw(DrawFailure.NOT_FINITE) for _ in row.samples)
         token_id = next_token(row.token_ids[-1], end - 1)
         return tuple(Sampled(token_id if spec.forced is None else spec.forced) for spec in row.samples)
 
@@ -129,6 +136,11 @@ def build(config: ServerConfig, progress: Progress) -> Engine:
         raise LookupError("nobody foresaw this")
     if config.model == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
+    if config.model.startswith(STARTS_ONCE):
+        try:
+            Path(config.model.removeprefix(STARTS_ONCE)).touch(exist_ok=False)
+        except FileExistsError:
+            raise StartupError("it has started once") from None
     progress("weights", 1.0)
     if config.api_key:
         raise StartupError("an API key reached the engine process")

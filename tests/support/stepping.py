@@ -17,6 +17,7 @@ from sapwood_server.model import load
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, SampleSpec, StepPlan
 from sapwood_server.values.sampling import SamplingParams
+from support.draws import ids_of
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -134,9 +135,9 @@ class Driver:
             last = start + chunk >= len(prompt)
             row = sequence.row(tokens, Phase.PREFILL, (sample_spec(),) if last else ())
             samples = self.runner.execute(self.plan([row])).samples[0]
-            sampled.extend(sample.token_id for sample in samples)
+            sampled.extend(ids_of(samples))
         while len(sampled) < num_tokens:
             row = sequence.row([sampled[-1]], Phase.DECODE, (sample_spec(),))
-            sampled.append(self.runner.execute(self.plan([row])).samples[0][0].token_id)
+            sampled.extend(ids_of(self.runner.execute(self.plan([row])).samples[0]))
         self.release(sequence)
         return sampled

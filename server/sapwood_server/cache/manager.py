@@ -119,6 +119,7 @@ class KVCacheManager:
         target = self._take_page()
         table = BlockTable(tokens, node, [*_chain(node), target], match.num_tokens)
         table.num_published = match.num_tokens - match.num_copied
+        table.source = source
         return self._add(table, PageCopy(source.page, target, match.num_copied))
 
     def room(self, table: BlockTable) -> int:
@@ -168,13 +169,29 @@ class KVCacheManager:
         table.num_published = published
         table.node = node
 
+    def distrust(self, table: BlockTable) -> None:
+        """In place of `publish`, for a step whose logits were not finite: the KV behind them may be damaged.
+
+        What the step wrote stays unknown to the tree, and `release` takes out of it all that the sequence read: its own
+        pages and those it had matched, with whatever follows them. Which of them is damaged can't be told, as a chunk
+        of a prompt is published before any logits are seen. A damaged page that stayed would fail every request that
+        shares it; a good one that goes costs a prefill. Pages that others use stay for them, and go if they fail too.
+        """
+        table.is_trusted = False
+
     def release(self, table: BlockTable) -> None:
-        """The sequence ended or was preempted: published pages stay as cache, its own become free."""
+        """The sequence ended or was preempted: published pages stay as cache (but see `distrust`), its own become
+        free."""
         self._tables.remove(table)
         for page in (*table.private, *table.unpublished_pages(self.page_size)):
             self.pool.give_back(page)
-        if table.node is not None:
-            self.tree.end(table.node)
+        if table.node is None:
+            return
+        self.tree.end(table.node)
+        if not table.is_trusted:
+            for node in (table.source, table.node):
+                if node is not None:
+                    self.tree.discard(node)
 
     def clear(self) -> None:
         """Forget everything, whoever uses it: for when the pages' contents can't be trusted any more."""

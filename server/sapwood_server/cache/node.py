@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sapwood_server.cache.tokens import TOKEN_BYTES
+from bisect import bisect_left
+
+from sapwood_server.cache.tokens import TOKEN_BYTES, common_tokens
 
 
 class PageNode:
@@ -58,6 +60,34 @@ class PageNode:
     def is_evictable(self) -> bool:
         """A leaf of the tree that nothing uses. (An open page is always in use, and so then is its parent.)"""
         return self.in_tree and not self.uses and not self.children and self.parent is not None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether a sibling holds all tokens of this partial or open page."""
+        parent = self.parent
+        if parent is None:
+            return False
+        index = bisect_left(parent.keys, self.key)
+        if parent.children.get(self.key) is self:
+            index += 1
+        if index < len(parent.keys) and parent.keys[index].startswith(self.key):
+            return True
+        return any(page.key.startswith(self.key) for page in parent.open_pages if page is not self)
+
+    def closest_child(self, tokens: bytes) -> tuple[PageNode | None, int]:
+        """The page below this one that shares the most leading tokens with `tokens`, and how many; a closed one on a
+        tie."""
+        best, best_tokens = None, 0
+        index = bisect_left(self.keys, tokens)
+        for key in self.keys[max(index - 1, 0) : index + 1]:
+            shared = common_tokens(key, tokens)
+            if shared > best_tokens:
+                best, best_tokens = self.children[key], shared
+        for page in self.open_pages:
+            shared = common_tokens(page.key, tokens)
+            if shared > best_tokens:
+                best, best_tokens = page, shared
+        return best, best_tokens
 
 
 class RootNode(PageNode):

@@ -14,7 +14,7 @@ class BlockTable:
     duplicate, listed in `private`. Without a prefix cache nothing is ever published and `node` is None.
     """
 
-    __slots__ = ("data", "node", "num_published", "num_written", "pages", "private")
+    __slots__ = ("data", "is_trusted", "node", "num_published", "num_written", "pages", "private", "source")
 
     def __init__(self, tokens: bytes, node: PageNode | None, pages: list[int], num_tokens: int) -> None:
         self.data = bytearray(tokens)
@@ -26,6 +26,10 @@ class BlockTable:
         """Leading positions whose KV is in the pages once the copies ordered for them have run."""
         self.num_published = num_tokens
         self.private: list[int] = []
+        self.source: PageNode | None = None
+        """The page whose first slots were copied when the sequence was admitted."""
+        self.is_trusted = True
+        """False: what the pages hold led to logits that are not finite."""
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sapwood_server.cache.eviction import EvictionPolicy, EvictionQueue
 from sapwood_server.cache.node import PageNode, RootNode
 from sapwood_server.cache.pool import PagePool
-from sapwood_server.cache.tokens import TOKEN_BYTES, common_tokens
+from sapwood_server.cache.tokens import TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PrefixTree:
         stop = min(limit, start + self._page_size)
         source, num_copied = None, 0
         if stop > start and (node.keys or node.open_pages):
-            source, num_copied = _closest(node, tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+            source, num_copied = node.closest_child(tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES])
         return Match(node, start + num_copied, source, num_copied)
 
     def match_pages(self, salt: str, tokens: bytes, limit: int, hint: PageNode | None = None) -> PageNode | None:
@@ -124,7 +124,7 @@ class PrefixTree:
             node = node.parent
         if released.uses or not released.in_tree:
             return
-        if released.num_tokens < self._page_size and _is_covered(released):
+        if released.num_tokens < self._page_size and released.is_covered:
             self._remove(released)
         else:
             self._settle(released)
@@ -172,6 +172,21 @@ class PrefixTree:
         if node.is_open:
             self._close(node)
         self.drop(node)
+
+    def discard(self, node: PageNode) -> None:
+        """Free `node`, its ancestors up to the first that something uses, and all that hangs below the freed ones."""
+        top = None
+        while node.parent is not None and not node.uses:
+            if node.in_tree:
+                top = node
+            node = node.parent
+        if top is None:
+            return
+        pages = [top]
+        for page in pages:
+            pages.extend(page.children.values())
+        for page in reversed(pages):  # children before their parents
+            self._remove(page)
 
     def take_over(self, source: PageNode, num_tokens: int) -> PageNode:
         """Truncate an unused leaf to its first `num_tokens` tokens and hand it to a sequence, as its held open page."""
@@ -265,31 +280,3 @@ class PrefixTree:
         child = parent.children[parent.keys[index]]
         if not child.uses and len(child.key) < self._page_bytes:
             self._remove(child)
-
-
-def _closest(node: PageNode, tokens: bytes) -> tuple[PageNode | None, int]:
-    """The page below `node` that shares the most leading tokens with `tokens`, and how many; a closed one on a tie."""
-    best, best_tokens = None, 0
-    index = bisect_left(node.keys, tokens)
-    for key in node.keys[max(index - 1, 0) : index + 1]:
-        shared = common_tokens(key, tokens)
-        if shared > best_tokens:
-            best, best_tokens = node.children[key], shared
-    for page in node.open_pages:
-        shared = common_tokens(page.key, tokens)
-        if shared > best_tokens:
-            best, best_tokens = page, shared
-    return best, best_tokens
-
-
-def _is_covered(node: PageNode) -> bool:
-    """Whether a sibling of a partial or open page holds all its tokens."""
-    parent = node.parent
-    if parent is None:
-        return False
-    index = bisect_left(parent.keys, node.key)
-    if parent.children.get(node.key) is node:
-        index += 1
-    if index < len(parent.keys) and parent.keys[index].startswith(node.key):
-        return True
-    return any(page.key.startswith(node.key) for page in parent.open_pages if page is not node)

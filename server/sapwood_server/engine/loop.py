@@ -29,7 +29,8 @@ _IDLE_SECONDS = 1.0
 
 _MAX_FAILED_STEPS = 5
 """Failed steps in a row before the engine gives up. A step that fails on what one request asked for is followed by one
-that works; a device that is gone fails every step, and only a new process can bring it back."""
+that works; a device that is gone fails every step, and only a new process can bring it back. (A draw that fails is no
+failed step: it ends its request alone, however often that request is sent.)"""
 
 
 class Runner(Protocol):

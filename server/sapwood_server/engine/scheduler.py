@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,10 +16,12 @@ from sapwood_server.engine.sequence import RequestState, SequenceState, TokenTab
 from sapwood_server.engine.step import StepBuilder
 from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent, Usage
 from sapwood_server.values.messages import EngineStats
-from sapwood_server.values.plan import RowPlan, Sampled, StepPlan, StepResult
+from sapwood_server.values.plan import DrawFailure, FailedDraw, RowPlan, Sampled, StepPlan, StepResult
 from sapwood_server.values.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits", "TokenTable"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -117,7 +120,8 @@ class Scheduler:
         return self._plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take the result of the step in flight: publish what was written, append what was drawn, end what is done.
+        """Take the result of the step in flight: publish what was written, append what was drawn, end what is done. A
+        draw that failed ends its request with an error.
 
         Raises ValueError for another plan than the one in flight, or a result of another shape.
         """
@@ -126,19 +130,27 @@ class Scheduler:
         if [len(row.samples) for row in plan.rows] != [len(samples) for samples in result.samples]:
             raise ValueError(f"the result of step {plan.step} does not have a draw for each sample spec")
         rows, self._plan, self._rows = self._rows, None, ()
+        failures = {
+            sequence: draw.failure
+            for (sequence, _), draws in zip(rows, result.samples, strict=True)
+            for draw in draws
+            if isinstance(draw, FailedDraw)
+        }
         self._cache.end_step()
         for sequence, row in rows:
-            self._publish(sequence, row)
+            self._publish(sequence, row, is_sound=failures.get(sequence) is not DrawFailure.NOT_FINITE)
         for request_id in self._cancelled:
             self.cancel(request_id)
         self._cancelled.clear()
-        for (sequence, row), samples in zip(rows, result.samples, strict=True):
-            if sequence.finish_reason is None:
-                if len(samples) == 1:
-                    self._append(sequence, samples[0])
-                else:
-                    for spec, sampled in zip(row.samples, samples, strict=True):
-                        self._append(sequence.owner.sequences[spec.choice], sampled)
+        for (sequence, row), draws in zip(rows, result.samples, strict=True):
+            if sequence.finish_reason is not None:
+                continue
+            if sequence in failures:  # before any of its draws counts: with one choice the whole request ends
+                self._fail_request(sequence.owner, failures[sequence])
+                continue
+            for spec, draw in zip(row.samples, draws, strict=True):
+                if isinstance(draw, Sampled):
+                    self._append(sequence.owner.sequences[spec.choice], draw)
 
     def stats(self) -> EngineStats:
         """Totals, and the state now."""
@@ -185,18 +197,27 @@ class Scheduler:
             state.cached_tokens = sequence.num_seen = num_cached
             self._counters.prompt_tokens_cached += num_cached
 
-    def _publish(self, sequence: SequenceState, row: RowPlan) -> None:
+    def _publish(self, sequence: SequenceState, row: RowPlan, *, is_sound: bool) -> None:
         table = sequence.table
         if table is None:
             raise RuntimeError(f"sequence {row.sequence_id} has no pages although its step was in flight")
         end = row.start + len(row.token_ids)
-        self._cache.publish(table, end)
+        if is_sound:
+            self._cache.publish(table, end)
+        else:
+            self._cache.distrust(table)
         if row.start == sequence.num_seen >= sequence.owner.num_prompt_tokens:
             sequence.num_seen = end  # a decode step
         else:
             self._counters.count_computed(sequence, row.start, end)
         if row.samples:
             sequence.packed = b""  # all of it is computed: nobody waits for it any more
+
+    def _fail_request(self, state: RequestState, failure: DrawFailure) -> None:
+        """End a request with all its choices: each of them is part of one answer, which can't be whole any more."""
+        _logger.error("request %s ends with an error: %s", state.request.request_id, failure.value)
+        message = f"the engine failed while it ran this request: {failure.value}"
+        self._end_request(state, FinishReason.ERROR, message)
 
     def _append(self, sequence: SequenceState, sampled: Sampled) -> None:
         token_id = sampled.token_id

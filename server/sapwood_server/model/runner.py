@@ -23,7 +23,7 @@ from sapwood_server.model.rope import rotary_table
 from sapwood_server.model.sampler import Sampler
 from sapwood_server.model.weights import ModelWeights
 from sapwood_server.values.messages import EngineInfo
-from sapwood_server.values.plan import Sampled, SampleSpec, StepPlan, StepResult
+from sapwood_server.values.plan import Draw, SampleSpec, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class ModelRunner:
         return logits, specs
 
 
-def _by_plan(placed: Sequence[PlacedRow], sampled: Sequence[Sampled]) -> tuple[tuple[Sampled, ...], ...]:
+def _by_plan(placed: Sequence[PlacedRow], sampled: Sequence[Draw]) -> tuple[tuple[Draw, ...], ...]:
     """Samples, which are in the order of computing, in that of the plan."""
-    samples: list[tuple[Sampled, ...]] = [()] * len(placed)
+    samples: list[tuple[Draw, ...]] = [()] * len(placed)
     first = 0
     for item in placed:
         count = len(item.row.samples)

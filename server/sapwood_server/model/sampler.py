@@ -10,18 +10,9 @@ from torch import Tensor
 from sapwood_server.model.draw import Filters, draw, draw_filtered
 from sapwood_server.model.penalties import LogitEditor, is_edited
 from sapwood_server.model.random_stream import uniforms
-from sapwood_server.values.plan import Sampled, SampleSpec, TokenLogprob
+from sapwood_server.values.plan import Draw, DrawFailure, FailedDraw, Sampled, SampleSpec, TokenLogprob
 
 _SMALLEST_TEMPERATURE = float(torch.finfo(torch.float32).tiny)
-
-
-class SampleError(Exception):
-    """Some rows of logits are no distribution; `rows` are their indices in the call."""
-
-    def __init__(self, rows: Sequence[int], choice_keys: Sequence[int]) -> None:
-        super().__init__(f"the model gave logits that are not finite for row {list(rows)} (choice {list(choice_keys)})")
-        self.rows = tuple(rows)
-        self.choice_keys = tuple(choice_keys)
 
 
 class Sampler:
@@ -40,10 +31,11 @@ class Sampler:
         self._editor = LogitEditor(self._num_tokens, self._device)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
+    def sample(self, logits: Tensor, specs: Sequence[SampleSpec]) -> list[Draw]:
         """One token per row of `logits`, fp32 [len(specs), vocab_size]; not changed.
 
-        SampleError if a row has a NaN or is infinite at its largest. ValueError for another shape or dtype.
+        A FailedDraw for a row that has a NaN or is infinite at its largest, as the model gave it or as its settings
+        made it. ValueError for another shape or dtype.
         """
         if tuple(logits.shape) != (len(specs), self._vocab_size) or logits.dtype != torch.float32:
             expected = f"fp32 {[len(specs), self._vocab_size]}"
@@ -52,33 +44,28 @@ class Sampler:
             return []
         choosable = logits[:, : self._num_tokens]
         best = _argmax(choosable)
-        self._check_finite(logits, best, specs)
-        edited_rows = [row for row, spec in enumerate(specs) if spec.forced is None and is_edited(spec)]
+        failures = dict.fromkeys(_unusable_rows(choosable, best), DrawFailure.NOT_FINITE)
+        free_rows = [row for row, spec in enumerate(specs) if spec.forced is None and row not in failures]
+        edited_rows = [row for row in free_rows if is_edited(specs[row])]
         if edited_rows:
             choosable = choosable.clone()
             for row in edited_rows:
                 choosable[row] = self._editor.edit(choosable[row], specs[row])
             best = _argmax(choosable)
-            self._check_finite(choosable, best, specs)
-        drawn_rows = [row for row, spec in enumerate(specs) if spec.forced is None and spec.sampling.temperature > 0]
+            failures = dict.fromkeys(_unusable_rows(choosable, best), DrawFailure.NOTHING_LEFT) | failures
+        drawn_rows = [row for row in free_rows if specs[row].sampling.temperature > 0 and row not in failures]
         token_ids: list[int] = best.tolist()
         for row, token_id in zip(drawn_rows, self._draw(choosable, best, drawn_rows, specs), strict=True):
             token_ids[row] = token_id
         for row, spec in enumerate(specs):
             if spec.forced is not None:
                 token_ids[row] = spec.forced
-        return self._with_logprobs(logits, token_ids, specs)
+        sampled = self._with_logprobs(logits, token_ids, specs)
+        return [FailedDraw(failures[row]) if row in failures else one for row, one in enumerate(sampled)]
 
     def drop(self, choice_keys: Iterable[int]) -> None:
         """Forgets what is kept for choices that ended."""
         self._editor.drop(choice_keys)
-
-    def _check_finite(self, logits: Tensor, best: Tensor, specs: Sequence[SampleSpec]) -> None:
-        """A NaN or an infinity is always the largest of its row, to torch as to numpy."""
-        broken = ~logits.gather(1, best[:, None])[:, 0].isfinite()
-        if bool(broken.any()):
-            rows = broken.nonzero()[:, 0].tolist()
-            raise SampleError(rows, [specs[row].choice_key for row in rows])
 
     def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[int], specs: Sequence[SampleSpec]) -> list[int]:
         """Token ids for `rows`, all of temperature over 0."""
@@ -134,6 +121,12 @@ def _argmax(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
+
+
+def _unusable_rows(logits: Tensor, best: Tensor) -> list[int]:
+    """Rows whose largest logit, which is at `best`, is not finite. (To torch as to numpy a NaN is larger than all.)"""
+    rows: list[int] = (~logits.gather(1, best[:, None])[:, 0].isfinite()).nonzero()[:, 0].tolist()
+    return rows
 
 
 def _token_logprob(logprobs: Tensor, num_tokens: int, token_id: int, num_top: int) -> TokenLogprob:

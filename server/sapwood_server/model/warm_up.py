@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sapwood_server.errors import StartupError
 from sapwood_server.values.messages import EngineInfo
-from sapwood_server.values.plan import Phase, RowPlan, SampleSpec, StepPlan, StepResult
+from sapwood_server.values.plan import FailedDraw, Phase, RowPlan, SampleSpec, StepPlan, StepResult
 from sapwood_server.values.sampling import SamplingParams
 
 _SEQUENCE_ID = -1
@@ -21,7 +22,10 @@ class WarmRunner(Protocol):
 
 
 def warm_up(runner: WarmRunner) -> None:
-    """A chunk of the largest size, the chunk after it, and two decode steps; what they wrote is never read again."""
+    """A chunk of the largest size, the chunk after it, and two decode steps; what they wrote is never read again.
+
+    Raises StartupError for a model that gives no finite logits even here: it would fail every request.
+    """
     info = runner.info
     chunk = min(info.max_batched_tokens, (info.max_model_len - 2) // 2, (info.num_pages - 1) * info.page_size // 2 - 2)
     if chunk < 1:
@@ -33,7 +37,12 @@ def warm_up(runner: WarmRunner) -> None:
         needed = -(-(start + count) // info.page_size)
         new_pages = range(covered + 1, needed + 1)
         covered = needed
-        runner.execute(StepPlan(step=-1, rows=(_row(start, count, phase, new_pages),)))
+        result = runner.execute(StepPlan(step=-1, rows=(_row(start, count, phase, new_pages),)))
+        if any(isinstance(draw, FailedDraw) for draw in result.samples[0]):
+            raise StartupError(
+                f"{info.model}: the model's logits are not finite in {info.dtype}; its weights are damaged, or need "
+                "another --dtype"
+            )
     runner.execute(StepPlan(step=-1, rows=(), released=(_SEQUENCE_ID,), ended_choices=(_CHOICE_KEY,)))
 
 

@@ -84,9 +84,26 @@ class Sampled(msgspec.Struct, frozen=True):
     logprob: TokenLogprob | None = None
 
 
+class DrawFailure(enum.Enum):
+    """Why no token could be drawn. The values are for clients: they tell nothing of any request, this one's or
+    another's."""
+
+    NOT_FINITE = "the model gave logits that are not finite"
+    NOTHING_LEFT = "logit_bias, penalties and min_tokens left no token that could be drawn"
+
+
+class FailedDraw(msgspec.Struct, frozen=True):
+    """In place of a token. It ends its request, and no other: the step's other draws are what they would be alone."""
+
+    failure: DrawFailure
+
+
+Draw = Sampled | FailedDraw
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """`samples[i][j]` answers `plan.rows[i].samples[j]`. Seconds are wall time inside the runner."""
 
-    samples: tuple[tuple[Sampled, ...], ...]
+    samples: tuple[tuple[Draw, ...], ...]
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
