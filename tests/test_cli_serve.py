@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -10,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,10 +24,17 @@ from typer.testing import CliRunner
 
 from sapwood_bench.server_process import SERVE_COMMAND
 from sapwood_server.__main__ import main
-from sapwood_server.commands import describe, seed_source, serve
+from sapwood_server.api.listener import bind, url_of
+from sapwood_server.commands import OnProgress, describe, run_server, seed_source, serve
 from sapwood_server.config import ServerConfig
+from sapwood_server.engine.client.client import EngineClient
+from sapwood_server.engine.client.supervisor import SupervisionPolicy
+from sapwood_server.errors import EngineLostError
 from sapwood_server.flags import config_command
-from support.api_service import ScriptedEngine, says
+from support import scripted_engine
+from support.api_client import data_of
+from support.api_service import MODEL, ScriptedEngine, make_service, says
+from support.scripted_engine import KILL_ID
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import make_tiny_model
 
@@ -206,6 +217,46 @@ def test_a_server_that_cannot_run_does_not_end_in_silence(model: Path) -> None:
         served = not_the_main_thread.submit(serve, ServerConfig(model=str(model), port=0))
         with pytest.raises(RuntimeError, match="main thread"):
             served.result()
+
+
+def test_an_engine_that_keeps_dying_ends_the_server_once_its_requests_have_their_errors() -> None:
+    service = make_service(None)
+    policy = SupervisionPolicy(restart_delays=(0.01,))
+    killing = {"model": MODEL, "prompt": [1, KILL_ID]}
+    endless = {"model": MODEL, "prompt": [1, 2], "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+
+    def start_engine(on_progress: OnProgress) -> Awaitable[EngineClient]:
+        config = ServerConfig(model="scripted")
+        return EngineClient.start(config, command=scripted_engine.COMMAND, on_progress=on_progress, policy=policy)
+
+    async def until_ready(client: httpx.AsyncClient) -> None:
+        while (await client.get("/ready")).status_code != 200:
+            await asyncio.sleep(0.02)
+
+    async def use(client: httpx.AsyncClient) -> str:
+        await until_ready(client)
+        assert (await client.post("/v1/completions", json=killing)).status_code == 500
+        await until_ready(client)
+        async with client.stream("POST", "/v1/completions", json=endless) as response:
+            pieces = response.aiter_text()
+            text = await anext(pieces)
+            killer = asyncio.create_task(client.post("/v1/completions", json=killing))
+            text += "".join([piece async for piece in pieces])
+            assert (await killer).status_code == 500
+        return text
+
+    async def run() -> str:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with contextlib.closing(bind("127.0.0.1", 0)) as listener:
+                server = asyncio.create_task(run_server(service, listener, start_engine))
+                async with httpx.AsyncClient(base_url=url_of(listener), timeout=PATIENCE_SECONDS) as client:
+                    text = await use(client)
+                with pytest.raises(EngineLostError, match=r"SIGKILL\)\); restarted 1 times already"):
+                    await server
+        return text
+
+    data = data_of(asyncio.run(run()))
+    assert json.loads(data[-1])["error"]["message"] == "the engine process died (signal 9 (SIGKILL))"
 
 
 def children_of(pid: int) -> list[int]:

@@ -9,7 +9,8 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import typer
 
@@ -23,12 +24,16 @@ from sapwood_server.chat.load import load_prompt_encoder
 from sapwood_server.chat.token_text import TokenTexts
 from sapwood_server.config import ServerConfig
 from sapwood_server.engine.client.client import EngineClient
+from sapwood_server.errors import EngineLostError
 from sapwood_server.flags import config_command
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.tokenizer import load_tokenizer
 from sapwood_server.formats.vocabulary import load_vocabulary
 from sapwood_server.progress import progress_bar
 from sapwood_server.values.messages import EngineInfo
+
+OnProgress = Callable[[str, float], None]
+StartEngine = Callable[[OnProgress], Awaitable[EngineClient]]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +45,12 @@ def serve(config: ServerConfig) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API."""
     _set_up_logging(config.log_level)
     service = build_service(config)
+
+    def start_engine(on_progress: OnProgress) -> Awaitable[EngineClient]:
+        return EngineClient.start(config, on_progress=on_progress, on_step=service.metrics.observe_step)
+
     with contextlib.closing(bind(config.host, config.port)) as listener:
-        asyncio.run(_run(config, service, listener))
+        asyncio.run(run_server(service, listener, start_engine))
 
 
 def build_service(config: ServerConfig) -> Service:
@@ -69,34 +78,39 @@ def seed_source(seed: int) -> Callable[[], int]:
     return lambda: next(numbers) % 2**64
 
 
-async def _run(config: ServerConfig, service: Service, listener: socket.socket) -> None:
-    """Serve until told to stop. The socket is open from the start: `/health` answers while the model loads."""
+async def run_server(service: Service, listener: socket.socket, start_engine: StartEngine) -> None:
+    """Serve until told to stop. The socket is open from the start: `/health` answers while the model loads.
+
+    Raises StartupError if the engine can't start, EngineLostError once it has died too often; requests that ran then
+    get their error before the server ends.
+    """
     server = HttpServer(create_app(service), lambda: _close_engine(service))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = asyncio.create_task(_load(config, service, url_of(listener)))
+    engine = asyncio.create_task(_run_engine(service, url_of(listener), start_engine))
     try:
-        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
+        await asyncio.wait({serving, engine}, return_when=asyncio.FIRST_COMPLETED)
+        if engine.done():
+            engine.result()
         await serving
     finally:
         server.should_exit = True
-        loading.cancel()
-        await asyncio.gather(serving, loading, return_exceptions=True)
+        engine.cancel()
+        await asyncio.gather(serving, engine, return_exceptions=True)
         await _close_engine(service)
+
+
+async def _run_engine(service: Service, url: str, start_engine: StartEngine) -> NoReturn:
+    """Load the model, then watch over the engine. Ends by being cancelled, or with what went wrong."""
+    with progress_bar() as on_progress:
+        engine = service.engine.engine = await start_engine(on_progress)
+    typer.echo(describe(url, service.model_names, engine.info), err=True)
+    reason = await engine.given_up()
+    raise EngineLostError(f"the engine is down for good: {reason}")
 
 
 async def _close_engine(service: Service) -> None:
     if isinstance(service.engine.engine, EngineClient):
         await service.engine.engine.close()
-
-
-async def _load(config: ServerConfig, service: Service, url: str) -> None:
-    with progress_bar() as on_progress:
-        service.engine.engine = await EngineClient.start(
-            config, on_progress=on_progress, on_step=service.metrics.observe_step
-        )
-    typer.echo(describe(url, service.model_names, service.engine.engine.info), err=True)
 
 
 def describe(url: str, names: tuple[str, ...], info: EngineInfo) -> str:

@@ -11,6 +11,11 @@ class StartupError(SapwoodError):
     """The server can't start: one line that names the file, or the two numbers; the process exits with code 1."""
 
 
+class EngineLostError(SapwoodError):
+    """The engine died too often to be started again; the server ends with this line and exit code 1, so that whatever
+    runs it can start it anew or report it."""
+
+
 class ApiError(SapwoodError):
     """An answer that is not a success. `type`, `code` and `param` are those of OpenAI's error object."""
 

@@ -14,7 +14,8 @@ from sapwood_server.engine.client.client import EngineClient
 from support import scripted_engine
 from support.api_client import data_of, error_of
 from support.api_service import MODEL, make_service, running
-from support.scripted_engine import KILL_ID, RAISE_ID
+from support.engine_requests import QUICK_RESTARTS
+from support.scripted_engine import KILL_ID, RAISE_ID, UNDRAWABLE_ID
 
 PATIENCE_SECONDS = 60.0
 
@@ -26,7 +27,9 @@ def client_fixture() -> Iterator[httpx.Client]:
 
     async def start() -> EngineClient:
         config = ServerConfig(model="scripted")
-        return await EngineClient.start(config, command=scripted_engine.COMMAND, on_step=service.metrics.observe_step)
+        return await EngineClient.start(
+            config, command=scripted_engine.COMMAND, on_step=service.metrics.observe_step, policy=QUICK_RESTARTS
+        )
 
     with running(service, start) as url, httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
         wait_for(client, 200)
@@ -75,7 +78,8 @@ def test_an_engine_that_dies_under_a_stream_ends_it_with_one_error_event(client:
     assert "[DONE]" not in text
 
 
-def test_a_step_that_fails_is_a_500_and_the_engine_goes_on(client: httpx.Client) -> None:
-    error = error_of(complete(client, [1, RAISE_ID]), 500)
+@pytest.mark.parametrize("token_id", [RAISE_ID, UNDRAWABLE_ID])
+def test_a_step_or_a_draw_that_fails_is_a_500_and_the_engine_goes_on(client: httpx.Client, token_id: int) -> None:
+    error = error_of(complete(client, [1, token_id]), 500)
     assert error["code"] == "engine_error"
     assert complete(client, [1, 2]).status_code == 200

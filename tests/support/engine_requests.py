@@ -17,6 +17,8 @@ from support import scripted_engine
 DEADLINE_SECONDS = 120.0
 """For `asyncio.timeout`: ends a test that hangs; nothing is measured by it."""
 
+QUICK_RESTARTS = SupervisionPolicy(restart_delays=(0.01, 0.01, 0.01))
+
 
 def make_request(request_id: str, prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8) -> Request:
     """A greedy request that ends by its length alone."""
@@ -50,7 +52,7 @@ async def ask(client: EngineClient, request: Request) -> Answer:
 
 @contextlib.asynccontextmanager
 async def scripted_client(
-    model: str = "scripted", policy: SupervisionPolicy | None = None, max_num_seqs: int = 64
+    model: str = "scripted", policy: SupervisionPolicy = QUICK_RESTARTS, max_num_seqs: int = 64
 ) -> AsyncIterator[EngineClient]:
     """A client of a scripted engine in a process of its own, closed at the end."""
     config = ServerConfig(model=model, max_num_seqs=max_num_seqs, api_key=("a secret",))

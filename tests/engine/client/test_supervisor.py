@@ -16,8 +16,8 @@ from sapwood_server.engine.client.client import EngineClient
 from sapwood_server.engine.client.supervisor import SupervisionPolicy
 from sapwood_server.errors import StartupError, UnavailableError
 from support import scripted_engine
-from support.engine_requests import DEADLINE_SECONDS, Answer, ask, make_request, scripted_client
-from support.scripted_engine import HANG_ID, KILL_ID, RAISE_ID, completion
+from support.engine_requests import DEADLINE_SECONDS, QUICK_RESTARTS, Answer, ask, make_request, scripted_client
+from support.scripted_engine import HANG_ID, KILL_ID, RAISE_ID, STARTS_ONCE, completion
 
 
 @pytest.fixture(name="sockets", autouse=True)
@@ -28,7 +28,9 @@ def sockets_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def with_client(scenario: Callable[[EngineClient], Awaitable[None]], policy: SupervisionPolicy | None = None) -> None:
+def with_client(
+    scenario: Callable[[EngineClient], Awaitable[None]], policy: SupervisionPolicy = QUICK_RESTARTS
+) -> None:
     """Run the scenario with a fresh scripted engine, within the deadline."""
 
     async def run() -> None:
@@ -160,15 +162,40 @@ def test_an_engine_that_dies_too_often_stays_down() -> None:
             await until_ready(client)
             answer = await ask(client, make_request(str(number), (KILL_ID,)))
             assert answer.final.error == "the engine process died (signal 9 (SIGKILL))"
-        while client.failure is None:
-            await asyncio.sleep(0.01)
-        assert client.failure == "the engine process died (signal 9 (SIGKILL)); restarted 2 times already"
+        reason = await client.given_up()
+        assert reason == client.failure == "the engine process died (signal 9 (SIGKILL)); restarted 2 times already"
         assert not client.ready
         assert client.engine_pid is None
         with pytest.raises(UnavailableError, match="restarted 2 times already"):
             client.stream(make_request("late"))
 
-    with_client(scenario, SupervisionPolicy(max_restarts=2))
+    with_client(scenario, SupervisionPolicy(restart_delays=(0.01, 0.01)))
+
+
+def test_each_restart_waits_its_own_time_and_no_longer_than_the_server_lives(sockets: Path) -> None:
+    """The second would wait an hour: the engine is not there soon, and the client's end does not wait for it."""
+
+    async def scenario(client: EngineClient) -> None:
+        await ask(client, make_request("first", (KILL_ID,)))
+        await until_ready(client)
+        await ask(client, make_request("second", (KILL_ID,)))
+        for _ in range(30):
+            assert (client.ready, client.engine_pid, client.failure) == (False, None, None)
+            await asyncio.sleep(0.01)
+
+    with_client(scenario, SupervisionPolicy(restart_delays=(0.01, 3600.0)))
+    assert list(sockets.iterdir()) == []
+
+
+def test_an_engine_that_does_not_start_again_is_given_up(sockets: Path) -> None:
+    """Starts that fail count like deaths."""
+
+    async def run() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), scripted_client(f"{STARTS_ONCE}{sockets}/started") as client:
+            await ask(client, make_request("a", (KILL_ID,)))
+            assert await client.given_up() == "it has started once; restarted 3 times already"
+
+    asyncio.run(run())
 
 
 def test_restarts_out_of_the_window_do_not_count() -> None:
@@ -178,7 +205,7 @@ def test_restarts_out_of_the_window_do_not_count() -> None:
             await ask(client, make_request(str(number), (KILL_ID,)))
         await until_ready(client)
 
-    with_client(scenario, SupervisionPolicy(max_restarts=1, restart_window_seconds=0.0))
+    with_client(scenario, SupervisionPolicy(restart_delays=(0.01,), restart_window_seconds=0.0))
 
 
 def test_an_engine_that_hangs_is_killed_at_the_end(sockets: Path) -> None:

@@ -103,6 +103,11 @@ class EngineClient:
         self._check(request)
         return self._events(request)
 
+    async def given_up(self) -> str:
+        """Wait until the engine has died too often to be started again; returns why. By then every open stream has got
+        its FinalEvent. Never returns after `close`."""
+        return await self._supervisor.given_up()
+
     async def cancel(self, request_id: str) -> None:
         """End the request within a step of the engine; its stream then gets the FinalEvent. Unknown ids are ignored."""
         self._supervisor.send(Cancel(request_id))

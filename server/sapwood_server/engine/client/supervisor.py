@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ _logger = logging.getLogger(__name__)
 class SupervisionPolicy:
     """How often a dead engine is started again, and how long a living one has to end."""
 
-    max_restarts: int = 3
-    """Within any `restart_window_seconds`. Three an hour: one covers a crash on an unlucky request, three a bad few
-    minutes; an engine that dies more often has a fault that another start, which costs the whole cache and the loading
-    time, will not mend."""
+    restart_delays: tuple[float, ...] = (1.0, 5.0, 30.0)
+    """Seconds before each restart; as many restarts as there are entries within any `restart_window_seconds`. The first
+    is for a crash on an unlucky request: long enough for the dead process's memory to be free. The others are for what
+    takes its time to go by, such as another process that fills the memory or a device that resets. An engine that dies
+    once more within the hour has a fault that another start, which costs the whole cache and the loading time, will
+    not mend."""
     restart_window_seconds: float = 3600.0
     shutdown_seconds: float = 10.0
     """From the Shutdown message to SIGTERM: a step takes under a second, on a slow machine several."""
@@ -63,7 +66,8 @@ class Supervisor:
         self._context = zmq.asyncio.Context()
         self._engine: EngineProcess | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
+        self._given_up = asyncio.Event()
         self.info: EngineInfo | None = None
         self.ready = False
         self.failure: str | None = None
@@ -88,9 +92,15 @@ class Supervisor:
             await self.close()
             raise
 
+    async def given_up(self) -> str:
+        """Wait until the engine is down for good; returns why. Never returns if it is closed before that."""
+        while self.failure is None:
+            await self._given_up.wait()
+        return self.failure
+
     async def close(self) -> None:
         """End the engine within a bounded time, and remove its sockets. May be called twice."""
-        self._closing = True
+        self._closing.set()
         serving, self.ready = self.ready, False
         if self._engine is not None:
             await self._stop(self._engine, serving=serving)
@@ -105,28 +115,31 @@ class Supervisor:
             await self._keep_serving(started)
         except Exception as error:
             _logger.exception("the engine can't be watched any more; it is stopped")
-            self.failure = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
+            self.ready = False
             if self._engine is not None:
                 await self._stop(self._engine, serving=False)
                 await self._engine.release()
                 self._engine = None
-            self.ready = False
-            self._listener.on_down(self.failure)
+            self._listener.on_down(reason)
+            self._give_up(reason)
             if not started.done():
-                started.set_exception(StartupError(self.failure))
+                started.set_exception(StartupError(reason))
 
     async def _keep_serving(self, started: asyncio.Future[None]) -> None:
         reason = await self._serve(started)
-        while not self._closing:
+        while not self._closing.is_set():
             if not started.done():
                 started.set_exception(StartupError(reason))
                 return
             self._listener.on_down(reason)
-            if not self._may_restart():
-                self.failure = f"{reason}; restarted {self._policy.max_restarts} times already"
-                _logger.error("the engine stays down: %s", self.failure)
+            delay = self._next_delay()
+            if delay is None:
+                self._give_up(f"{reason}; restarted {len(self._policy.restart_delays)} times already")
                 return
-            _logger.error("restarting the engine: %s", reason)
+            _logger.error("restarting the engine in %g s: %s", delay, reason)
+            if await self._closes_within(delay):
+                return
             reason = await self._serve(started)
 
     async def _serve(self, started: asyncio.Future[None]) -> str:
@@ -137,7 +150,7 @@ class Supervisor:
         except StartupError as error:
             return str(error)
         self._engine = engine
-        if self._closing:
+        if self._closing.is_set():
             await self._stop(engine, serving=False)
         failure: str | None = None
         async for message in engine.messages():
@@ -171,10 +184,23 @@ class Supervisor:
             engine.kill()
             await engine.wait(None)
 
-    def _may_restart(self) -> bool:
+    def _next_delay(self) -> float | None:
+        """Seconds to wait before the engine is started again; None if it has been too often."""
         now = asyncio.get_running_loop().time()
         self._restart_times = [time for time in self._restart_times if now - time < self._policy.restart_window_seconds]
-        if len(self._restart_times) >= self._policy.max_restarts:
-            return False
+        if len(self._restart_times) >= len(self._policy.restart_delays):
+            return None
         self._restart_times.append(now)
-        return True
+        return self._policy.restart_delays[len(self._restart_times) - 1]
+
+    async def _closes_within(self, seconds: float) -> bool:
+        """Wait so long, or until `close` is called, and say which it was."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        return self._closing.is_set()
+
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
+        _logger.error("the engine stays down: %s", reason)
+        self._given_up.set()
