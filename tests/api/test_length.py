@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sapwood_server.api.length import LengthRules
+from sapwood_server.api.length import LengthRules, RequestFields
 from sapwood_server.errors import BadRequestError
 from support.api_client import Api, error_of
 
@@ -77,12 +77,25 @@ def test_lm_03_a_need_larger_than_the_pool_is_refused_with_both_numbers(start: C
     assert api.engine.requests[-1].sampling.max_tokens is None
 
 
+@pytest.mark.parametrize("sent", [["max_tokens"], ["max_completion_tokens"], ["max_tokens", "max_completion_tokens"]])
+def test_an_error_about_the_length_names_the_field_that_was_sent(start: Callable[..., Api], sent: list[str]) -> None:
+    strict, small = start(info=CONTEXT, strict_max_tokens=True), start(info=POOL)
+    refused = [
+        strict.chat(messages=None, prompt_token_ids=ids(60), **dict.fromkeys(sent, 41)),
+        small.chat(messages=None, prompt_token_ids=ids(10), **dict.fromkeys(sent, 55)),
+        small.chat(**dict.fromkeys(sent, 0)),
+    ]
+    assert [error_of(response)["param"] for response in refused] == [sent[-1]] * 3
+    too_few = error_of(small.chat(min_tokens=6, **dict.fromkeys(sent, 5)))
+    assert (too_few["param"], f"{sent[-1]}, 5" in too_few["message"]) == ("min_tokens", True)
+
+
 @pytest.mark.parametrize("prompt_tokens", range(1, 12))
 @pytest.mark.parametrize("max_tokens", [None, 1, 4, 100])
 def test_whatever_is_accepted_fits(prompt_tokens: int, max_tokens: int | None) -> None:
     rules = LengthRules(context=10, pool=8, strict=False)
     try:
-        budget = rules.budget(prompt_tokens, max_tokens, param="prompt")
+        budget = rules.budget(prompt_tokens, max_tokens, RequestFields(prompt="prompt", length="max_tokens"))
     except BadRequestError:
         need = prompt_tokens + min(max_tokens or 1, max(10 - prompt_tokens, 1))
         assert need > 8

@@ -10,7 +10,7 @@ import msgspec
 
 from sapwood_server.api.auth import salt
 from sapwood_server.api.job import Job, new_id
-from sapwood_server.api.length import LengthRules
+from sapwood_server.api.length import LengthRules, RequestFields
 from sapwood_server.api.sampling import integer, token_ids
 from sapwood_server.api.service import Service
 from sapwood_server.api.wire_shared import SharedBody, quote
@@ -54,7 +54,8 @@ class JobBuilder:
         self, job_id: str, body: SharedBody, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams
     ) -> tuple[Request, ...]:
         lengths = LengthRules.of(self.info, strict=self.service.strict_max_tokens)
-        budgets = [lengths.budget(len(ids), sampling.max_tokens, param=self.prompt_field) for ids in prompts]
+        fields = RequestFields(prompt=self.prompt_field, length=body.length_field)
+        budgets = [lengths.budget(len(ids), sampling.max_tokens, fields) for ids in prompts]
         priority = integer("priority", body.priority, 0, -_MAX_PRIORITY, _MAX_PRIORITY)
         forced = self._forced_tokens(body, len(prompts) * sampling.n)
         return tuple(

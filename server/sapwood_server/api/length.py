@@ -9,6 +9,14 @@ from sapwood_server.values.messages import EngineInfo
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestFields:
+    """What a request calls its prompt and the number of tokens to generate, for errors to name."""
+
+    prompt: str
+    length: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthRules:
     """The room that there is, in tokens."""
 
@@ -22,13 +30,13 @@ class LengthRules:
         """The engine's context and its pool, of which page 0 is no part."""
         return cls(context=info.max_model_len, pool=(info.num_pages - 1) * info.page_size, strict=strict)
 
-    def budget(self, prompt_tokens: int, max_tokens: int | None, *, param: str) -> int | None:
+    def budget(self, prompt_tokens: int, max_tokens: int | None, fields: RequestFields) -> int | None:
         """`max_tokens`, lowered to what the context leaves room for; None stays None, which means all there is.
 
         Raises BadRequestError for a prompt that leaves no room for one token, for a stated need that the pool can never
         hold, and, when strict, for one that the context can't.
         """
-        self._check_prompt(prompt_tokens, param)
+        self._check_prompt(prompt_tokens, fields.prompt)
         if max_tokens is None:
             return None
         room = self.context - prompt_tokens
@@ -38,7 +46,7 @@ class LengthRules:
                 f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the messages, {max_tokens} in the "
                 "completion).",
                 code="context_length_exceeded",
-                param="max_tokens",
+                param=fields.length,
             )
         budget = min(max_tokens, room)
         needed = prompt_tokens + budget
@@ -48,7 +56,7 @@ class LengthRules:
                 f"{budget} in the completion), but this server's KV pool holds {self.pool}; ask for fewer tokens, or "
                 "start the server with a larger --kv-memory",
                 code="context_length_exceeded",
-                param="max_tokens",
+                param=fields.length,
             )
         return budget
 

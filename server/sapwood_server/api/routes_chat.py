@@ -16,7 +16,7 @@ from sapwood_server.api.chat_writer import ChatCompletion, ChatWriter, Chunk
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
 from sapwood_server.api.openapi import answers, json_body
-from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, outside, to_sampling, token_ids
+from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
 from sapwood_server.api.wire_chat import ChatBody, ignored_in_messages, to_messages
 from sapwood_server.api.wire_shared import check_fields, quote
@@ -42,9 +42,8 @@ async def _to_job(service: Service, tenant: str, body: ChatBody) -> Job:
     ignored = check_fields(body) + ignored_in_messages(body.messages or [])
     check_model(service, body.model)
     info = service.engine.require().info
-    sampling = to_sampling(
-        body, info, top_logprobs=_top_logprobs(body), max_tokens=_max_tokens(body), draw_seed=service.draw_seed
-    )
+    _check_length_fields(body)
+    sampling = to_sampling(body, info, top_logprobs=_top_logprobs(body), draw_seed=service.draw_seed)
     prompt = await _prompt(service, body, info)
     field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="chatcmpl", prompt_field=field)
@@ -72,17 +71,13 @@ async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[i
     return await asyncio.to_thread(service.prompts.encode_chat, messages, tools, body.chat_template_kwargs or {})
 
 
-def _max_tokens(body: ChatBody) -> int | None:
-    """`max_completion_tokens`, or `max_tokens`, its older name."""
+def _check_length_fields(body: ChatBody) -> None:
     newer, older = body.max_completion_tokens, body.max_tokens
-    if newer is not None and newer < 1:
-        raise outside("max_completion_tokens", newer, "1 or more")
     if newer is not None and older is not None and newer != older:
         raise BadRequestError(
             f"max_tokens is {older} and max_completion_tokens is {newer}; accepted: one of them, or equal values",
             param="max_tokens",
         )
-    return older if newer is None else newer
 
 
 def _top_logprobs(body: ChatBody) -> int | None:

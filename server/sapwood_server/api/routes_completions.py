@@ -41,9 +41,7 @@ async def _to_job(service: Service, tenant: str, body: CompletionBody) -> Job:
     check_model(service, body.model)
     info = service.engine.require().info
     top_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_TOP_LOGPROBS)
-    sampling = to_sampling(
-        body, info, top_logprobs=top_logprobs, max_tokens=body.max_tokens, draw_seed=service.draw_seed
-    )
+    sampling = to_sampling(body, info, top_logprobs=top_logprobs, draw_seed=service.draw_seed)
     prompts = to_prompts(body.prompt)
     if len(prompts) * sampling.n > MAX_PROMPTS:
         raise outside("n", sampling.n, f"up to {MAX_PROMPTS} choices over all {len(prompts)} prompts")

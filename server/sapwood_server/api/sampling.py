@@ -15,7 +15,7 @@ MAX_LOGIT_BIASES = 1024
 """Each is work in every step, for all whose requests share it."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
-"""Of one stop string. Each choice keeps a table as long as its stop strings, so megabytes would be gigabytes at `n`."""
+"""Of one stop string. The engine keeps a table of eight times that, and each choice holds back as much text."""
 MAX_STOP_TOKEN_IDS = 128
 """Far fewer than any vocabulary has: until `min_tokens` are reached these are banned, and some token must be left."""
 MAX_TOP_LOGPROBS = 20
@@ -27,20 +27,16 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 def to_sampling(
-    body: SharedBody,
-    info: EngineInfo,
-    *,
-    top_logprobs: int | None,
-    max_tokens: int | None,
-    draw_seed: Callable[[], int],
+    body: SharedBody, info: EngineInfo, *, top_logprobs: int | None, draw_seed: Callable[[], int]
 ) -> SamplingParams:
     """The settings of one request. Raises BadRequestError that quotes the field, its value and what is accepted."""
+    max_tokens = body.length
     if max_tokens is not None and max_tokens < 1:
-        raise outside("max_tokens", max_tokens, "1 or more")
+        raise outside(body.length_field, max_tokens, "1 or more")
     min_tokens = integer("min_tokens", body.min_tokens, 0, 0, _MAX_INT)
     if max_tokens is not None and min_tokens > max_tokens:
         raise BadRequestError(
-            f"min_tokens is {min_tokens}; accepted: at most max_tokens, {max_tokens}", param="min_tokens"
+            f"min_tokens is {min_tokens}; accepted: at most {body.length_field}, {max_tokens}", param="min_tokens"
         )
     return SamplingParams(
         temperature=number("temperature", body.temperature, 1.0, 0, 2),

@@ -110,6 +110,11 @@ class ChatBody(SharedBody, kw_only=True, forbid_unknown_fields=True):
     functions: Any = None
     function_call: Any = None
 
+    @property
+    def length_field(self) -> str:
+        """`max_completion_tokens`, or `max_tokens`, its older name."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
 
 _ROLES: dict[type[WireMessage], Role] = {
     SystemMessage: "system",

@@ -106,6 +106,17 @@ class SharedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Whether a stream ends with a chunk of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def length_field(self) -> str:
+        """What this client calls the number of tokens to generate; errors about it name that field."""
+        return "max_tokens"
+
+    @property
+    def length(self) -> int | None:
+        """How many tokens to generate; None if the client does not say."""
+        value: int | None = getattr(self, self.length_field)
+        return value
+
 
 def check_fields(body: SharedBody) -> tuple[str, ...]:
     """The fields that were sent and have no effect. Raises BadRequestError for one that is not implemented."""
