@@ -173,10 +173,6 @@ def test_an_engine_that_fails_after_a_heartbeat_is_an_error_event(start: Callabl
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["message"] == "boom"
 
 
-def test_no_heartbeat_in_a_stream_that_flows(start: Callable[..., Api]) -> None:
-    assert ": keep-alive" not in start(says("x" * 300)).chat(stream=True).text
-
-
 def test_st_04_concurrent_streams_lose_nothing(start: Callable[..., Api]) -> None:
     def script(request: Request) -> Iterator[Event | threading.Event]:
         text = bytes(request.prompt_token_ids) * 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
@@ -51,7 +50,8 @@ class EventStream(Response):
         self._error_event = error_event
         self._lock = asyncio.Lock()
         self._started = False
-        self._last_sent = time.monotonic()
+        self._clock = asyncio.get_running_loop().time
+        self._last_sent = self._clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end, or to the client's."""
@@ -59,10 +59,10 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             while not pump.done() and not leaving.done():
-                idle = time.monotonic() - self._last_sent
+                idle = self._clock() - self._last_sent
                 wait = max(self._heartbeat_seconds - idle, 0.0)
                 await asyncio.wait({pump, leaving}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                if time.monotonic() - self._last_sent >= self._heartbeat_seconds and not pump.done():
+                if self._clock() - self._last_sent >= self._heartbeat_seconds and not pump.done():
                     await self._send(send, _HEARTBEAT)
             if not pump.done():
                 raise ClientGone
@@ -92,4 +92,4 @@ class EventStream(Response):
                 self._started = True
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last_sent = time.monotonic()
+            self._last_sent = self._clock()
