@@ -15,20 +15,17 @@ from sapwood_server.model.memory import (
     default_kv_memory,
     kv_bytes_per_token,
     plan_kv,
-    weight_bytes,
 )
-from support.tiny_models import random_tensors, tiny_config
+from support.tiny_models import tiny_config
 
 GIB = 2**30
 CONFIG = config_from_json(tiny_config("qwen3", 300, 512), Path("config.json"))
 """2 layers, 2 key-value heads of 16 dimensions."""
 
 
-def test_bytes_of_a_token_and_of_the_weights() -> None:
+def test_bytes_of_a_token() -> None:
     assert kv_bytes_per_token(CONFIG, torch.float32) == 4 * 2 * 2 * 2 * 16
     assert kv_bytes_per_token(CONFIG, torch.bfloat16) == 2 * 2 * 2 * 2 * 16
-    matrices = [tensor for tensor in random_tensors(tiny_config("qwen3", 300, 512), 0).values() if tensor.dim() == 2]
-    assert weight_bytes(CONFIG, torch.bfloat16) == 2 * sum(tensor.numel() for tensor in matrices)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])
@@ -37,6 +34,13 @@ def test_pages_fill_the_memory(page_size: int) -> None:
     page_bytes = page_size * plan.bytes_per_token
     assert plan.num_bytes <= 10**6 < plan.num_bytes + page_bytes
     assert plan.num_pages * page_bytes == plan.num_bytes
+    assert plan.dense_bytes == plan.num_bytes // 2
+
+
+def test_more_slots_than_an_index_holds_are_not_planned_nor_their_copies() -> None:
+    plan = plan_kv(CONFIG, torch.bfloat16, 16, 512, 2**50)
+    assert plan.num_pages * plan.page_size == 2**31
+    assert plan.dense_bytes == plan.num_bytes // 2
 
 
 def test_one_sequence_and_the_reserved_page_just_fit() -> None:
@@ -70,8 +74,18 @@ def test_available_memory_is_the_systems_or_the_control_groups(tmp_path: Path) -
     assert available_memory(meminfo, cgroup) == 0
 
 
+def test_files_that_were_read_lately_make_room(tmp_path: Path) -> None:
+    """Their cache counts as used by the group that read them: after one load, that is the size of the weights."""
+    (tmp_path / "meminfo").write_text("MemAvailable:    64 kB\n")
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("4900\n")
+    (tmp_path / "memory.stat").write_text("anon 900\nactive_file 1000\ninactive_file 3000\n")
+    assert available_memory(tmp_path / "meminfo", tmp_path) == 5000 - 4900 + 3000
+
+
 def test_a_system_that_does_not_say_is_asked_for_kv_memory(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
     for path in (tmp_path / "meminfo", tmp_path / "none"):
-        with pytest.raises(StartupError, match="set --kv-memory"):
-            available_memory(path, tmp_path)
+        assert available_memory(path, tmp_path) is None
+    with pytest.raises(StartupError, match="set --kv-memory"):
+        default_kv_memory(None, GIB)

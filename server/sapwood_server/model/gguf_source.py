@@ -120,6 +120,11 @@ class GgufSource:
         return self._config.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight"))
 
 
+def num_packed_parameters(header: GgufHeader) -> int:
+    """Elements of the matrices whose integers can be kept."""
+    return sum(math.prod(tensor.shape) for tensor in header.tensors if tensor.type_code in PACKED_TYPES)
+
+
 def gguf_name(name: str) -> str:
     """llama.cpp's name for a tensor of Hugging Face's: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
     layer = _LAYER_NAME.fullmatch(name)

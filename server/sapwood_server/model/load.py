@@ -7,28 +7,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from sapwood_kernels.dispatch import cpu_ops
 from sapwood_server.config import ServerConfig, onednn_isa_limit
 from sapwood_server.errors import StartupError
+from sapwood_server.formats.gguf_metadata import read_gguf_header
 from sapwood_server.formats.model_files import ModelFiles, resolve_model
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
 from sapwood_server.model.fingerprint import model_fingerprint
-from sapwood_server.model.linear import PLAIN_FORMS, LinearForms, find_linear_forms
+from sapwood_server.model.gguf_source import num_packed_parameters
 from sapwood_server.model.memory import (
     MIN_SEQUENCE_TOKENS,
     KVPlan,
     available_memory,
     default_kv_memory,
     plan_kv,
-    weight_bytes,
 )
 from sapwood_server.model.runner import Model, ModelRunner
 from sapwood_server.model.warm_up import warm_up
+from sapwood_server.model.weight_plan import WeightPlan, num_parameters, plan_weights
 from sapwood_server.model.weights import load_weights
 from sapwood_server.values.messages import EngineInfo
 
@@ -54,7 +53,7 @@ class LoadPlan:
     max_batched_tokens: int
     max_num_seqs: int
     kv: KVPlan
-    weight_bytes: int
+    weights: WeightPlan
 
 
 def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> ModelRunner:
@@ -65,6 +64,7 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
     started = time.perf_counter()
     plan = plan_load(config)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
+    _log_weights(plan)
     _logger.info(
         "KV: %d pages of %d tokens, %d MiB, and up to %d MiB for copies of sequences that decode",
         plan.kv.num_pages,
@@ -99,10 +99,12 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         )
     model.check_context(max_model_len)
     dtype = choose_cpu_dtype(config.dtype, read_cpu_flags(), onednn_isa_limit())
-    weights = weight_bytes(model, dtype.dtype)
+    available = available_memory()
+    num_q4 = num_packed_parameters(read_gguf_header(files.location)) if files.is_gguf else 0
+    weights = plan_weights(model, dtype.dtype, num_q4, available)
     memory = config.kv_memory_bytes
     if memory is None:
-        memory = default_kv_memory(available_memory(), weights)
+        memory = default_kv_memory(available, weights.num_bytes)
     sequence_tokens = config.max_model_len or min(max_model_len, MIN_SEQUENCE_TOKENS)
     return LoadPlan(
         files=files,
@@ -112,20 +114,23 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         max_batched_tokens=config.max_batched_tokens or default_max_batched_tokens(model),
         max_num_seqs=config.max_num_seqs,
         kv=plan_kv(model, dtype.dtype, config.page_size, sequence_tokens, memory),
-        weight_bytes=weights,
+        weights=weights,
     )
 
 
 def default_max_batched_tokens(config: ModelConfig) -> int:
-    """A power of two, such that a step takes under half a second on two cores: by the number of multiplications."""
-    parameters = weight_bytes(config, torch.int8)
-    tokens = CPU_STEP_MULTIPLICATIONS // parameters
+    """A power of two, such that a step takes under half a second on two cores: by the number of multiplications.
+
+    Never under MIN_BATCHED_TOKENS, though with more than 1.5 billion parameters a step then takes longer: it reads all
+    weights however few its tokens, which takes as long as the multiplications of some 20 tokens.
+    """
+    tokens = CPU_STEP_MULTIPLICATIONS // num_parameters(config)
     return max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))
 
 
 def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None = None) -> Model:
     """Reads the weights, and the vocabulary unless it is handed in."""
-    forms = _linear_forms(plan.dtype)
+    forms = plan.weights.forms
     weights = load_weights(
         plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=forms.int4
     )
@@ -150,19 +155,20 @@ def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
         kv_bytes_per_token=plan.kv.bytes_per_token,
         max_batched_tokens=plan.max_batched_tokens,
         max_num_seqs=plan.max_num_seqs,
-        weight_bytes=plan.weight_bytes,
+        weight_bytes=plan.weights.num_bytes,
         load_seconds=0.0,
     )
     return ModelRunner(model, plan.kv, info)
 
 
-def _linear_forms(dtype: DtypeChoice) -> LinearForms:
-    """What linears may take besides plain weights. The answer and its reason go to the log."""
-    if dtype.dtype != torch.bfloat16:
-        _logger.info("plain weights: other forms need bfloat16")
-        return PLAIN_FORMS
-    forms, problems = find_linear_forms()
-    for problem in problems:
-        _logger.warning("this torch lacks a form of weights, which makes the model slower: %s", problem)
-    _logger.info("weights: %s", forms)
-    return forms
+def _log_weights(plan: LoadPlan) -> None:
+    """The forms of weights, why others are not taken, and what they cost."""
+    weights = plan.weights
+    for problem in weights.problems:
+        _logger.warning("a form of weights is left out, which makes the model slower: %s", problem)
+    _logger.info(
+        "weights: %s, %d MiB, and %d MiB while they are made",
+        weights.forms,
+        weights.num_bytes >> 20,
+        weights.peak_bytes >> 20,
+    )

@@ -44,14 +44,6 @@ class KVPlan:
         return self.num_pages * self.page_size * self.bytes_per_token
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all dense weights."""
-    attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim + config.num_heads * config.head_dim
-    per_layer = config.hidden_size * (attention + 3 * config.intermediate_size)
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    return (config.num_layers * per_layer + embeddings) * dtype.itemsize
-
-
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
@@ -75,28 +67,40 @@ def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, sequence_to
         page_size=page_size,
         num_pages=num_pages,
         bytes_per_token=per_token,
-        dense_bytes=int(memory * DENSE_SHARE),
+        dense_bytes=int(num_pages * page_bytes * DENSE_SHARE),
     )
 
 
-def default_kv_memory(available: int, weights: int) -> int:
-    """Bytes for KV pages on a CPU with `available` bytes free, of which `weights` are still to be loaded."""
+def default_kv_memory(available: int | None, weights: int) -> int:
+    """Bytes for KV pages on a CPU with `available` bytes free, of which `weights` are still to be loaded. StartupError
+    if nobody knows how many are free."""
+    if available is None:
+        raise StartupError("the system does not say how much memory is available (set --kv-memory)")
     return max(0, min(int((available - weights) * CPU_KV_SHARE), CPU_KV_LIMIT))
 
 
-def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still take: the system's `MemAvailable`, or what its control group leaves if that is
-    less. StartupError if the system does not say."""
-    try:
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError) as error:
-        raise StartupError(f"{meminfo} does not say how much memory is available (set --kv-memory)") from error
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process may still take: the system's `MemAvailable`, or what the control group at `cgroup`
+    (version 2, as a container sees its own) leaves if that is less. None if the system does not say."""
+    system = _read_fields(meminfo).get("MemAvailable:")
+    if system is None:
+        return None
     limit = _read_int(cgroup / "memory.max")
     used = _read_int(cgroup / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
-    return available
+    if limit is None or used is None:
+        return system * 1024
+    # Files that were read lately count as used, but make room when it is needed: above all the weights' own files.
+    reclaimable = _read_fields(cgroup / "memory.stat").get("inactive_file", 0)
+    return min(system * 1024, max(0, limit - used + reclaimable))
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    """The lines of a file that are a name and a number, perhaps with a unit; empty if there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
 
 
 def _read_int(path: Path) -> int | None:

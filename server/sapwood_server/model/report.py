@@ -10,8 +10,8 @@ import torch
 from sapwood_server.config import ServerConfig, onednn_isa_limit
 from sapwood_server.errors import StartupError
 from sapwood_server.model.dtype import choose_cpu_dtype, read_cpu_flags
-from sapwood_server.model.linear import find_linear_forms
 from sapwood_server.model.load import plan_load
+from sapwood_server.model.weight_plan import WeightPlan
 from sapwood_server.values.report import ComputeReport
 
 
@@ -27,7 +27,7 @@ def compute_report(config: ServerConfig) -> ComputeReport:
         device_detail=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
         dtype=dtype.name,
         dtype_reason=dtype.reason,
-        packed=_packed(dtype.dtype),
+        packed=_packed(dtype.dtype, None),
     )
     try:
         plan = plan_load(config)
@@ -37,19 +37,21 @@ def compute_report(config: ServerConfig) -> ComputeReport:
         report,
         architecture=plan.config.architecture,
         max_model_len=plan.max_model_len,
-        weight_bytes=plan.weight_bytes,
+        packed=_packed(dtype.dtype, plan.weights),
+        weight_bytes=plan.weights.num_bytes,
         kv_bytes_per_token=plan.kv.bytes_per_token,
         kv_bytes=plan.kv.num_bytes,
         kv_tokens=(plan.kv.num_pages - 1) * plan.kv.page_size,
     )
 
 
-def _packed(dtype: torch.dtype) -> str:
-    """Whether decode takes a checkpoint's own 4-bit weights, and what this torch lacks."""
+def _packed(dtype: torch.dtype, weights: WeightPlan | None) -> str:
+    """Whether decode takes a checkpoint's own 4-bit weights, and what this torch or machine lacks."""
     if dtype != torch.bfloat16:
         return "no: they need bfloat16"
-    forms, problems = find_linear_forms()
-    return "; ".join(("yes, where the checkpoint has them" if forms.int4 else "no", *problems))
+    if weights is None:
+        return "unknown"
+    return "; ".join(("yes, where the checkpoint has them" if weights.forms.int4 else "no", *weights.problems))
 
 
 if __name__ == "__main__":
