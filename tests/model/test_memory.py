@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from sapwood_server.model.memory import (
     CPU_KV_LIMIT,
     available_memory,
     default_kv_memory,
+    give_back_freed_memory,
     kv_bytes_per_token,
     plan_kv,
 )
@@ -35,6 +38,24 @@ def test_pages_fill_the_memory(page_size: int) -> None:
     assert plan.num_bytes <= 10**6 < plan.num_bytes + page_bytes
     assert plan.num_pages * page_bytes == plan.num_bytes
     assert plan.dense_bytes == plan.num_bytes // 2
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_loading_freed_goes_back_to_the_system() -> None:
+    """Blocks of 1 MiB, some of which stay, as linears do among the weights they are made of."""
+    large = np.ones(8 * 2**20, dtype=np.uint8)
+    del large  # a freed block of 8 MiB has malloc keep smaller ones from now on
+    blocks = [np.ones(2**20, dtype=np.uint8) for _ in range(200)]
+    kept = blocks[::10]
+    blocks.clear()
+    before = resident_bytes()
+    if not give_back_freed_memory():
+        pytest.skip("this C library has no malloc_trim")
+    assert len(kept) == 20
+    assert before - resident_bytes() > 100 * 2**20
 
 
 def test_more_slots_than_an_index_holds_are_not_planned_nor_their_copies() -> None:

@@ -23,6 +23,7 @@ from sapwood_server.model.memory import (
     KVPlan,
     available_memory,
     default_kv_memory,
+    give_back_freed_memory,
     plan_kv,
 )
 from sapwood_server.model.runner import Model, ModelRunner
@@ -79,6 +80,8 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
             plan.max_model_len,
         )
     runner = make_runner(plan, load_model(plan, progress, vocabulary))
+    if not give_back_freed_memory():
+        _logger.info("without glibc's malloc_trim, memory that loading took may stay with the process")
     progress("warm-up", 0.0)
     warm_up(runner)
     progress("warm-up", 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
     # Files that were read lately count as used, but make room when it is needed: above all the weights' own files.
     reclaimable = _read_fields(cgroup / "memory.stat").get("inactive_file", 0)
     return min(system * 1024, max(0, limit - used + reclaimable))
+
+
+def give_back_freed_memory() -> bool:
+    """Has glibc return freed blocks to the system, and says whether it could be asked. It keeps those of under
+    32 MiB: after a start, as much as the weights take in the form they were read in."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(ctypes.c_size_t(0))
+    return True
 
 
 def _read_fields(path: Path) -> dict[str, int]:
