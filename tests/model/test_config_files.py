@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MistralConfig
 
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import resolve_model
@@ -19,6 +20,7 @@ from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import ARCHITECTURES, make_tiny_model, tiny_config
 
 PATH = Path("config.json")
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 256}
 
 
 def read(architecture: str = "llama", remove: tuple[str, ...] = (), **overrides: Any) -> ModelConfig:
@@ -159,6 +161,11 @@ def test_sliding_windows(architecture: str, overrides: dict[str, Any], expected:
             config.check_context(129)
 
 
+def test_a_mistral_that_says_nothing_of_a_window_has_transformers_own() -> None:
+    stated = read("mistral", remove=("sliding_window",)).sliding_window
+    assert stated == MistralConfig().sliding_window
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -185,6 +192,26 @@ def test_sliding_windows(architecture: str, overrides: dict[str, Any], expected:
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; expected a positive number"),
         ({"num_key_value_heads": 3}, "4 heads can't share 3 key-value heads evenly"),
         ({"head_dim": 7}, "head_dim is 7; expected an even number"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "'architectures' is [['LlamaForCausalLM']]"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta is nan; expected a positive number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf; expected a positive number"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0.0; expected a positive number"),
+        (
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
+            "'factor' is missing",
+        ),
+        (
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0, "factor": 2.0}},
+            "original_max_position_embeddings is 0; expected a positive number",
+        ),
+        ({"rope_parameters": YARN | {"beta_fast": 1.0}}, "beta_slow is 1.0; expected less than beta_fast, 1.0"),
+        ({"rope_parameters": YARN | {"beta_slow": 0.0}}, "beta_slow is 0.0; expected a positive number"),
+        ({"rope_parameters": YARN | {"attention_factor": -1.0}}, "attention_factor is -1.0; expected a positive"),
+        ({"rope_parameters": YARN | {"rope_theta": 1.0}}, "rope_theta is 1.0; expected more than 1 for yarn"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "low_freq_factor is 4.0; expected less than high_freq_factor, 4.0",
+        ),
     ],
 )
 def test_refusals_quote_key_and_value(overrides: dict[str, Any], message: str) -> None:

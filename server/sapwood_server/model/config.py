@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -37,6 +39,19 @@ class RopeScaling:
     factors: tuple[float, ...] | None = None
     """factors: one per pair of dimensions, `head_dim / 2` in all."""
 
+    def check(self, path: Path, head_dim: int, rope_theta: float) -> None:
+        """StartupError that names `path`, key and value if the frequencies can't be computed from this."""
+        for name, value in (*_numbers(self), *(("a rotary factor", factor) for factor in self.factors or ())):
+            _check_positive(path, name, value)
+        if self.factors is not None and len(self.factors) != head_dim // 2:
+            raise StartupError(f"{path}: {len(self.factors)} rotary factors for a head_dim of {head_dim}")
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            bounds = getattr(self, low), getattr(self, high)
+            if None not in bounds and bounds[0] >= bounds[1]:
+                raise StartupError(f"{path}: {low} is {bounds[0]}; expected less than {high}, {bounds[1]}")
+        if self.kind == "yarn" and rope_theta <= 1:
+            raise StartupError(f"{path}: rope_theta is {rope_theta}; expected more than 1 for yarn")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -66,17 +81,14 @@ class ModelConfig:
 
     def check(self, path: Path) -> None:
         """StartupError that names `path`, key and value if the sizes make no decoder."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise StartupError(f"{path}: {field.name} is {value}; expected a positive number")
+        for name, value in _numbers(self):
+            _check_positive(path, name, value)
         if self.num_heads % self.num_kv_heads:
             raise StartupError(f"{path}: {self.num_heads} heads can't share {self.num_kv_heads} key-value heads evenly")
         if self.head_dim % 2:
             raise StartupError(f"{path}: head_dim is {self.head_dim}; expected an even number")
-        factors = self.rope_scaling.factors if self.rope_scaling else None
-        if factors is not None and len(factors) != self.head_dim // 2:
-            raise StartupError(f"{path}: {len(factors)} rotary factors for a head_dim of {self.head_dim}")
+        if self.rope_scaling is not None:
+            self.rope_scaling.check(path, self.head_dim, self.rope_theta)
 
     def check_context(self, max_model_len: int) -> None:
         """StartupError if a sliding window would ever hide a token: windowed attention is not implemented."""
@@ -85,3 +97,16 @@ class ModelConfig:
                 f"the model's sliding_window is {self.sliding_window}, but --max-model-len is {max_model_len} "
                 f"(accepted: at most {self.sliding_window}; windowed attention is not implemented)"
             )
+
+
+def _numbers(shape: RopeScaling | ModelConfig) -> Iterator[tuple[str, int | float]]:
+    """Names and values of the fields that are numbers."""
+    for field in fields(shape):
+        value = getattr(shape, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield field.name, value
+
+
+def _check_positive(path: Path, name: str, value: int | float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise StartupError(f"{path}: {name} is {value}; expected a positive number")

@@ -23,6 +23,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _DEFAULT_RMS_NORM_EPS = 1e-6
 _DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_QWEN3_HEAD_DIM = 128
+_DEFAULT_MISTRAL_WINDOW = 4096
 
 _ONLY_ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -98,7 +99,7 @@ def config_from_json(values: Mapping[str, Any], path: Path) -> ModelConfig:
 
 def _architecture(values: Mapping[str, Any], path: Path) -> Architecture:
     names = values.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
         raise StartupError(f"{path}: 'architectures' is {names!r} (accepted: one of {', '.join(ARCHITECTURES)})")
     return ARCHITECTURES[names[0]]
 
@@ -131,7 +132,7 @@ def _rope_scaling(rope: _Object, max_position_embeddings: int) -> RopeScaling | 
             high_freq_factor=rope.require("high_freq_factor", float),
         )
     if kind == "yarn":
-        factor = rope.require("factor", float, max_position_embeddings / original)
+        factor = rope.require("factor", float, max_position_embeddings / original if original > 0 else None)
         return RopeScaling(
             kind="yarn",
             factor=factor,
@@ -161,7 +162,10 @@ def yarn_mscale(factor: float, weight: float = 1.0) -> float:
 
 
 def _sliding_window(config: _Object, architecture: Architecture) -> int | None:
-    """The window if any layer has one. Qwen's files state a window that is switched off."""
+    """The window if any layer has one. Qwen's files state a window that is switched off; a Mistral without one says so
+    (`null`), and has transformers' default if nothing is said."""
     if architecture == "llama" or (architecture != "mistral" and not config.get("use_sliding_window", bool)):
         return None
+    if architecture == "mistral" and "sliding_window" not in config.values:
+        return _DEFAULT_MISTRAL_WINDOW
     return config.get("sliding_window", int)
