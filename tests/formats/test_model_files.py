@@ -65,6 +65,7 @@ def test_broken_folders(tmp_path: Path) -> None:
         (b"{", "config.json: not valid JSON"),
         (b"[1]", "config.json: expected a JSON object, found list"),
         (b"\xff\xfe", "config.json: not valid JSON"),
+        (b"[" * 100_000, "config.json: not valid JSON"),
     ):
         (path / "config.json").write_bytes(content)
         refused(path, message)
@@ -94,6 +95,18 @@ def test_shards(tmp_path: Path) -> None:
     refused(path, "'weight_map' gives ['a.safetensors'] for 'x'; expected a file name")
 
 
+@pytest.mark.parametrize("place", ["../other.safetensors", "sub/other.safetensors", "/other.safetensors"])
+def test_shards_lie_in_the_folder(place: str, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m")
+    (tmp_path / "other.safetensors").touch()
+    (path / "sub").mkdir()
+    (path / "sub" / "other.safetensors").touch()
+    name = str(tmp_path) + place if place.startswith("/") else place
+    index = {"weight_map": {"x": name}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path, f"'weight_map' gives {name!r} for 'x'; expected one in its folder")
+
+
 def test_ggufs_that_are_not_a_whole_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"not a model")
@@ -113,6 +126,11 @@ def test_ggufs_that_are_not_a_whole_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["nothing", "./org/name", "/nowhere/at/all", "a/b/c", "", "org/"])
 def test_no_such_model(model: str) -> None:
     refused(model, f"no such model: {model!r} (accepted: smollm2-135m, a folder, a .gguf file, a hub id)")
+
+
+def test_names_that_no_file_can_have() -> None:
+    for model in ("a" * 5000, "~nobody-has-this-name/model"):
+        refused(model, f"no such model: {model!r}: ")
 
 
 def hub_cache(root: Path, hub_id: str) -> Path:

@@ -109,6 +109,27 @@ def test_added_tokens_that_are_not_special_keep_their_text(folder: ModelFiles) -
     assert vocabulary.num_tokens == 313
 
 
+def test_an_added_tokens_id_is_the_one_that_the_tokenizer_gives(folder: ModelFiles) -> None:
+    """The library numbers it anew if the file leaves a gap before it."""
+    path = folder.location / "tokenizer.json"
+    stated = {"content": "<think>", "special": False, "normalized": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
+    document = json.loads(path.read_text())
+    edit_json(path, added_tokens=[*document["added_tokens"], {"id": 4 * 10**9, **stated, **flags}])
+    vocabulary = load_vocabulary(folder)
+    (id_,) = load_tokenizer(folder).encode("<think>", add_special_tokens=False).ids
+    assert (id_, vocabulary.num_tokens) == (312, 313)
+    assert vocabulary.token_bytes[id_] == b"<think>"
+
+
+def test_a_tokens_id_far_beyond_the_model_is_refused(folder: ModelFiles) -> None:
+    path = folder.location / "tokenizer.json"
+    model = json.loads(path.read_text())["model"]
+    edit_json(path, model=model | {"vocab": model["vocab"] | {"far": 4 * 10**9}})
+    with pytest.raises(StartupError, match="4000000001 tokens, but the model's vocab_size is 320"):
+        load_vocabulary(folder)
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "tokenizer", "expected"),
     [
@@ -175,9 +196,15 @@ def test_no_begin_token_is_added_where_there_is_none(folder: ModelFiles) -> None
         ("config.json", {"vocab_size": ...}, "tokenizer.json: 312 tokens, but the model's vocab_size is None"),
         ("config.json", {"eos_token_id": 320}, "begin or end token id 320 is outside the vocabulary of 320"),
         ("config.json", {"eos_token_id": "x"}, "config.json: 'eos_token_id' is 'x'; expected an id or a list of ids"),
-        ("tokenizer.json", {"decoder": {"type": "WordPiece"}}, "decoder is WordPiece (accepted: ByteLevel, ByteF"),
+        (
+            "tokenizer.json",
+            {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+            "decoder is WordPiece (accepted: ByteLevel, ByteF",
+        ),
         ("tokenizer.json", {"decoder": None}, "decoder is none (accepted"),
-        ("tokenizer.json", {"model": {}}, "tokenizer.json: no 'model.vocab'"),
+        ("tokenizer.json", {"model": {}}, "tokenizer.json: not a tokenizer: "),
+        ("tokenizer.json", {"added_tokens": [{"id": "x"}]}, "tokenizer.json: not a tokenizer: "),
+        ("config.json", {"vocab_size": 2**40}, "the model's vocab_size is 1099511627776 (accepted: at most 4194304)"),
     ],
 )
 def test_files_that_do_not_fit(name: str, changes: dict[str, Any], message: str, folder: ModelFiles) -> None:

@@ -63,10 +63,14 @@ def resolve_model(model: str, cache: Path | None = None) -> ModelFiles:
         return ModelFiles(
             name=model, location=_checked_gguf(find_distribution_file(DEMO_DISTRIBUTION, ".gguf")), is_gguf=True
         )
-    path = Path(model).expanduser()
-    if model and path.is_file():
+    try:
+        path = Path(model).expanduser()
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long; a home directory of nobody
+        raise StartupError(f"no such model: {model!r}: {error}") from error
+    if model and is_file:
         return ModelFiles(name=path.stem, location=_checked_gguf(path), is_gguf=True)
-    if model and path.is_dir():
+    if model and is_folder:
         return _resolve_folder(path, path.resolve().name)
     if _HUB_ID.fullmatch(model):
         return _resolve_folder(_hub_snapshot(model, cache), model)
@@ -93,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise StartupError(f"{path}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise StartupError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -118,6 +122,8 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
             raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected a file name")
+        if Path(name).name != name:  # nothing outside the folder is ever read
+            raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected one in its folder")
     shards = tuple(folder / name for name in sorted(set(weight_map.values())))
     for shard in shards:
         if not shard.is_file():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import GgufHeader, read_gguf_header
@@ -25,6 +27,9 @@ END_OF_TURN_TEXTS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
 )
 """Control tokens after which no model has anything to say; they end a reply whether or not the files list them."""
+
+MAX_VOCAB_SIZE = 2**22
+"""Far above any model's: a size beyond it is a broken or hostile file, and would take gigabytes here."""
 
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -92,33 +97,30 @@ def _from_gguf(path: Path) -> Vocabulary:
     vocabulary = read_vocabulary(header)
     alphabet = byte_alphabet()
     control: set[int] = set()
-    token_bytes: list[bytes] = []
-    last = -1
+    token_bytes: dict[int, bytes] = {}
     for id_, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if type_ in (TokenType.CONTROL, TokenType.UNKNOWN):
             control.add(id_)
-            token_bytes.append(b"")
+            token_bytes[id_] = b""
         elif type_ == TokenType.UNUSED:
-            token_bytes.append(b"")
             continue
         elif type_ == TokenType.USER_DEFINED:
-            token_bytes.append(token.encode())
+            token_bytes[id_] = token.encode()
         elif vocabulary.pre is None:
-            token_bytes.append(sentencepiece_bytes(token))
+            token_bytes[id_] = sentencepiece_bytes(token)
         else:
-            token_bytes.append(byte_level_bytes(token, alphabet))
-        last = id_
+            token_bytes[id_] = byte_level_bytes(token, alphabet)
     names = {vocabulary.tokens[id_]: id_ for id_ in control}
     stated = [header.get(f"tokenizer.ggml.{key}", int) for key in _GGUF_END_KEYS]
     bos_id = header.get("tokenizer.ggml.bos_token_id", int)
     return _build(
         path,
-        token_bytes=_padded(token_bytes, _gguf_vocab_size(header), path),
+        token_bytes=_padded(token_bytes, _gguf_vocab_size(header), len(vocabulary.tokens), path),
         control=control,
         eos=[*(id_ for id_ in stated if id_ is not None), *(names[text] for text in END_OF_TURN_TEXTS & names.keys())],
         bos_id=bos_id,
         add_bos=adds_bos(header),
-        num_tokens=last + 1,
+        num_tokens=max(token_bytes, default=-1) + 1,
     )
 
 
@@ -132,15 +134,17 @@ def _gguf_vocab_size(header: GgufHeader) -> int:
 def _from_folder(files: ModelFiles) -> Vocabulary:
     folder = files.location
     path = folder / TOKENIZER_FILE
-    document = read_json(path)
-    added = {int(entry["id"]): entry for entry in document.get("added_tokens") or ()}
-    texts = _model_tokens(document, path) | {id_: str(entry["content"]) for id_, entry in added.items()}
-    control = {id_ for id_, entry in added.items() if entry.get("special")}
-    spell = _speller(document, path)
-    token_bytes = [b""] * (max(texts, default=-1) + 1)
-    for id_, text in texts.items():
-        if id_ not in control:
-            token_bytes[id_] = text.encode() if id_ in added else spell(text)
+    # The ids that the tokenizer gives, not those its file states: it numbers added tokens anew where there are gaps.
+    tokenizer = load_tokenizer(files)
+    added = tokenizer.get_added_tokens_decoder()
+    texts = {id_: text for text, id_ in tokenizer.get_vocab(with_added_tokens=False).items()}
+    texts |= {id_: token.content for id_, token in added.items()}
+    control = {id_ for id_, token in added.items() if token.special}
+    spell = _speller(read_json(path), path)
+    token_bytes = {
+        id_: b"" if id_ in control else text.encode() if id_ in added else spell(text) for id_, text in texts.items()
+    }
+    num_tokens = max(texts, default=-1) + 1
     config = read_json(folder / CONFIG_FILE)
     tokenizer_config = read_optional_json(folder / TOKENIZER_CONFIG_FILE)
     generation_config = read_optional_json(folder / GENERATION_CONFIG_FILE)
@@ -150,7 +154,7 @@ def _from_folder(files: ModelFiles) -> Vocabulary:
     bos_id = _bos_id(config, tokenizer_config, ids)
     return _build(
         path,
-        token_bytes=_padded(token_bytes, config.get("vocab_size"), path),
+        token_bytes=_padded(token_bytes, config.get("vocab_size"), num_tokens, path),
         control=control,
         eos=[
             *_id_list(config.get("eos_token_id"), folder / CONFIG_FILE),
@@ -159,19 +163,9 @@ def _from_folder(files: ModelFiles) -> Vocabulary:
             *(names[text] for text in END_OF_TURN_TEXTS & names.keys()),
         ],
         bos_id=bos_id,
-        add_bos=_folder_adds_bos(files, tokenizer_config, bos_id),
-        num_tokens=len(token_bytes),
+        add_bos=_folder_adds_bos(tokenizer, tokenizer_config, bos_id),
+        num_tokens=num_tokens,
     )
-
-
-def _model_tokens(document: dict[str, Any], path: Path) -> dict[int, str]:
-    """Id to text of the tokenizer's own vocabulary (BPE: text to id; Unigram: a list of text and score)."""
-    vocab = (document.get("model") or {}).get("vocab")
-    if isinstance(vocab, dict):
-        return {int(id_): text for text, id_ in vocab.items()}
-    if isinstance(vocab, list):
-        return {id_: str(entry[0]) for id_, entry in enumerate(vocab)}
-    raise StartupError(f"{path}: no 'model.vocab'")
 
 
 def _speller(document: dict[str, Any], path: Path) -> Callable[[str], bytes]:
@@ -196,12 +190,12 @@ def _bos_id(config: dict[str, Any], tokenizer_config: dict[str, Any], ids: dict[
     return bos_id if isinstance(bos_id, int) else None
 
 
-def _folder_adds_bos(files: ModelFiles, tokenizer_config: dict[str, Any], bos_id: int | None) -> bool:
+def _folder_adds_bos(tokenizer: Tokenizer, tokenizer_config: dict[str, Any], bos_id: int | None) -> bool:
     """`add_bos_token` where stated, else whether the tokenizer's post-processor adds it."""
     stated = tokenizer_config.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
-    return load_tokenizer(files).encode("a").ids[:1] == [bos_id]
+    return bool(tokenizer.encode("a").ids[:1] == [bos_id])
 
 
 def _id_list(value: Any, path: Path) -> list[int]:
@@ -211,11 +205,13 @@ def _id_list(value: Any, path: Path) -> list[int]:
     return ids
 
 
-def _padded(token_bytes: list[bytes], vocab_size: Any, path: Path) -> tuple[bytes, ...]:
+def _padded(token_bytes: Mapping[int, bytes], vocab_size: Any, num_tokens: int, path: Path) -> tuple[bytes, ...]:
     """One entry per logit of the model, which may have more rows than the tokenizer has tokens, never fewer."""
-    if not isinstance(vocab_size, int) or vocab_size < len(token_bytes):
-        raise StartupError(f"{path}: {len(token_bytes)} tokens, but the model's vocab_size is {vocab_size}")
-    return (*token_bytes, *(b"",) * (vocab_size - len(token_bytes)))
+    if not isinstance(vocab_size, int) or vocab_size < num_tokens:
+        raise StartupError(f"{path}: {num_tokens} tokens, but the model's vocab_size is {vocab_size}")
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise StartupError(f"{path}: the model's vocab_size is {vocab_size} (accepted: at most {MAX_VOCAB_SIZE})")
+    return tuple(token_bytes.get(id_, b"") for id_ in range(vocab_size))
 
 
 def _build(
