@@ -76,9 +76,13 @@ def test_flags_are_the_first_processors(tmp_path: Path) -> None:
     path.write_text("processor\t: 0\nFeatures\t: fp asimd bf16\n")
     assert read_cpu_flags(path) == {"fp", "asimd", "bf16"}
     path.write_text("processor\t: 0\n")
-    assert read_cpu_flags(path) == frozenset()
+    assert read_cpu_flags(path) is None
 
 
 def test_a_system_that_does_not_say_is_asked_for_a_dtype(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"cpuinfo can't be read: .* \(set --dtype\)"):
-        read_cpu_flags(tmp_path / "cpuinfo")
+    """And starts once it is told."""
+    flags = read_cpu_flags(tmp_path / "cpuinfo")
+    assert flags is None
+    with pytest.raises(StartupError, match=r"does not say what its CPU can do \(set --dtype\)"):
+        choose_cpu_dtype("auto", flags, None)
+    assert choose_cpu_dtype("bfloat16", flags, None).dtype == torch.bfloat16

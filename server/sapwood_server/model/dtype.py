@@ -41,11 +41,14 @@ class DtypeChoice:
         return str(self.dtype).removeprefix("torch.")
 
 
-def choose_cpu_dtype(asked: str, cpu_flags: frozenset[str], isa_limit: str | None) -> DtypeChoice:
+def choose_cpu_dtype(asked: str, cpu_flags: frozenset[str] | None, isa_limit: str | None) -> DtypeChoice:
     """`asked` if it is not `auto`. Else bf16 if this CPU multiplies it in hardware (AVX512-BF16 or AMX) and oneDNN may
-    use that, else fp32: in software, bf16 takes two to four times as long as fp32."""
+    use that, else fp32: in software, bf16 takes two to four times as long as fp32. StartupError for `auto` if nobody
+    knows what the CPU can do (None)."""
     if asked != "auto":
         return DtypeChoice(DTYPES[asked], "--dtype asks for it")
+    if cpu_flags is None:
+        raise StartupError("the system does not say what its CPU can do (set --dtype)")
     found = [flag for flag in _BF16_FLAGS if flag in cpu_flags]
     if not found:
         return DtypeChoice(torch.float32, "the CPU has neither AVX512-BF16 nor AMX")
@@ -54,13 +57,14 @@ def choose_cpu_dtype(asked: str, cpu_flags: frozenset[str], isa_limit: str | Non
     return DtypeChoice(torch.bfloat16, f"the CPU has {' and '.join(found)}")
 
 
-def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The first processor's flags as Linux names them. StartupError if the system does not say."""
+def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
+    """The first processor's flags as Linux names them. None if the system does not say."""
     try:
-        for line in cpuinfo.read_text().splitlines():
-            name, _, flags = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return frozenset(flags.split())
-    except OSError as error:
-        raise StartupError(f"{cpuinfo} can't be read: {error.strerror} (set --dtype)") from error
-    return frozenset()
+        text = cpuinfo.read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(flags.split())
+    return None

@@ -18,7 +18,7 @@ from sapwood_server.values.report import ComputeReport
 def compute_report(config: ServerConfig) -> ComputeReport:
     """Device, dtype and memory plan. A start that would fail is told in `problem`; nothing of a weight is read.
 
-    Raises StartupError if the machine does not say what its CPU can do.
+    Raises StartupError for dtype `auto` if the machine does not say what its CPU can do.
     """
     dtype = choose_cpu_dtype(config.dtype, read_cpu_flags(), onednn_isa_limit())
     report = ComputeReport(
