@@ -1,4 +1,4 @@
-"""The runner alone, without scheduler and HTTP: prefill and decode on the CPU, beside transformers in the same run."""
+"""The runner alone, without scheduler and HTTP: prefill and decode on the CPU; then transformers, in the same run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DecodeSpeed(msgspec.Struct, frozen=True):
 
 
 class RunnerSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measuring process answers; `prefill` in tokens per second."""
+    """What the measuring process answers, medians of rounds; `prefill` in tokens per second."""
 
     dtype: str
     max_batched_tokens: int
@@ -85,10 +85,10 @@ def runner_speeds(model: str, dtype: str, repeats: int, steps: int) -> RunnerSpe
 
 
 def own_figures(speeds: RunnerSpeeds) -> Iterator[Figure]:
-    """The runner's speeds, and how long a step of prefill takes at most."""
+    """The runner's speeds, and how long the longest step of a prefill takes."""
     yield Figure(name=f"prefill, {PREFILL_TOKENS} tokens", value=speeds.prefill, unit="tokens/s")
     longest = speeds.longest_prefill_step_seconds
-    yield Figure(name="longest prefill step", value=longest, unit="s", at_most=STEP_SECONDS)
+    yield Figure(name="longest prefill step of a prompt, median", value=longest, unit="s", at_most=STEP_SECONDS)
     for decode in speeds.decodes:
         name = f"decode, {decode.num_sequences} at {decode.context} tokens"
         yield Figure(name=name, value=decode.tokens_per_second, unit="tokens/s")

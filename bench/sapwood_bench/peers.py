@@ -1,4 +1,4 @@
-"""Prefill and decode speed beside llama.cpp's server and transformers, interleaved in one run on the same machine."""
+"""Prefill and decode speed beside llama.cpp's server, asked in turn, and transformers, measured after the two."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ def peers(
     max_tokens: Annotated[int, typer.Option(help="Tokens to decode.")] = 64,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Prefill at about 3,000 tokens and decode at 100 and 3,000 tokens of context: ours and each peer's, and ratios."""
+    """Prefill at about 3,000 tokens and decode at 100 and 3,000 tokens of context: ours and each peer's, and ratios.
+
+    Servers answer in turn, round by round. transformers runs once they have ended, so a machine that drifts meanwhile
+    shifts its ratios and not llama.cpp's.
+    """
     machine = this_machine()
     with ExitStack() as stack:
         servers: dict[str, Complete] = {}
