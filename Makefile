@@ -25,7 +25,7 @@ test: $(VENV)/.dev-$(SET)
 	$(PYTEST)
 
 test-full: $(VENV)/.dev-$(SET)
-	SAPWOOD_TEST_SCALE=1 $(PYTEST)
+	SAPWOOD_TEST_SCALE=1 $(PYTEST) --timeout 1800
 
 check: $(VENV)/.dev-$(SET)
 	$(BIN)/ruff check
