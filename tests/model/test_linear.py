@@ -15,6 +15,7 @@ from sapwood_server.model.linear import (
     Linear,
     LinearForms,
     find_linear_forms,
+    find_problem,
     make_linear,
 )
 from sapwood_server.model.matrix import Matrix, PackedQ4
@@ -87,3 +88,26 @@ def test_a_form_that_is_not_used_has_a_reason() -> None:
     assert [problem.split(":")[0] for problem in problems] == lacking
     if "amx_bf16" in (read_cpu_flags() or ()):
         assert lacking == []
+
+
+class RightForFewRows(Linear):
+    """As a broken kernel for many rows would be."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = super().__call__(x)
+        return y if len(x) < 16 else y + 4
+
+
+def test_a_form_is_used_only_if_it_is_right_for_few_rows_and_many() -> None:
+    dense = random_q4(32, 64)[0].to(torch.bfloat16)
+    assert find_problem(lambda: Linear(dense), dense) is None
+    assert find_problem(lambda: Linear(dense + 1), dense) == "wrong numbers"
+    assert find_problem(lambda: RightForFewRows(dense), dense) == "wrong numbers"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError, TypeError])
+def test_whatever_another_torch_says_is_a_reason_not_an_end(error: type[Exception]) -> None:
+    def make() -> Linear:
+        raise error("no such\n  op")
+
+    assert find_problem(make, torch.zeros(32, 64, dtype=torch.bfloat16)) == "no such op"

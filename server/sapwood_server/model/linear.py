@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from sapwood_server.model.matrix import GROUP_SIZE, Matrix, PackedQ4
 
 MAX_INT4_ROWS = 5
 """Up to this many rows 4-bit weights win, above it bf16 ones: measured at 1 to 16 rows on AVX512-BF16 and AMX."""
+
+_PROBE_ROWS = (1, MAX_INT4_ROWS, 33)
 
 _ROW_MULTIPLE = 16
 """`_weight_int4pack_mm_for_cpu` takes matrices of a multiple of this many rows."""
@@ -86,25 +89,28 @@ def pack_int4(packed: PackedQ4) -> tuple[Tensor, Tensor]:
 
 
 def find_linear_forms() -> tuple[LinearForms, tuple[str, ...]]:
-    """Tries each form once on a tiny matrix: those that give the right numbers, and for each other one, why not."""
+    """Tries each form on a tiny matrix: those that give the right numbers, and for each other one, why not."""
     generator = torch.Generator().manual_seed(0)
     quants = torch.randint(0, 16, (32, 64), generator=generator, dtype=torch.uint8)
     scales = torch.full((32, 2), 0.5)
     dense = (quants * 0.5 - 4.0).to(torch.bfloat16)
-    x = torch.randn(1, 64, generator=generator).to(torch.bfloat16)
+    packed = PackedQ4(quants, scales, -8 * scales)
+    problems = {
+        "blocked": find_problem(lambda: BlockedLinear(dense), dense),
+        "int4": find_problem(lambda: Int4Linear(Linear(dense), packed), dense),
+    }
+    forms = LinearForms(blocked=problems["blocked"] is None, int4=problems["int4"] is None)
+    return forms, tuple(f"{name}: {problem}" for name, problem in problems.items() if problem is not None)
+
+
+def find_problem(make: Callable[[], Linear], dense: Tensor) -> str | None:
+    """Why a form of the bf16 weights `dense` [N, K] can't be used: what torch says, or that numbers are wrong. None if
+    it can. Few rows and many are tried, for torch takes other kernels for them."""
+    x = torch.randn(_PROBE_ROWS[-1], dense.shape[1], generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     wanted = x.float() @ dense.float().T
-    problems = []
-    works = {}
-    for name, make in (
-        ("blocked", lambda: BlockedLinear(dense)),
-        ("int4", lambda: Int4Linear(Linear(dense), PackedQ4(quants, scales, -8 * scales))),
-    ):
-        try:
-            works[name] = torch.allclose(make()(x).float(), wanted, rtol=0.02, atol=0.5)
-            problem = "wrong numbers"
-        except (RuntimeError, AttributeError) as error:
-            works[name] = False
-            problem = " ".join(str(error).split())
-        if not works[name]:
-            problems.append(f"{name}: {problem}")
-    return LinearForms(blocked=works["blocked"], int4=works["int4"]), tuple(problems)
+    try:
+        linear = make()
+        right = [torch.allclose(linear(x[:rows]).float(), wanted[:rows], rtol=0.02, atol=0.5) for rows in _PROBE_ROWS]
+    except (RuntimeError, AttributeError, TypeError) as error:  # TypeError: another torch, other arguments
+        return " ".join(str(error).split())
+    return None if all(right) else "wrong numbers"
