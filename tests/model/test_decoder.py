@@ -146,3 +146,14 @@ def test_a_wrong_op_is_noticed(case: TinyCase) -> None:
     runner = make_runner(make_config(case.folder), ops=cast(CpuOps, WrongOps("wrong")))
     with pytest.raises(AssertionError):
         check_close(Driver(runner).teacher_forced(TOKEN_IDS, 64), case.logits)
+
+
+@pytest.mark.parametrize("dense_bytes", [None, 0])
+@pytest.mark.parametrize(("dtype", "accepted"), [("bfloat16", 0.03), ("float16", 0.004)])
+def test_dtypes_that_round_stay_close(case: TinyCase, dtype: str, accepted: float, dense_bytes: int | None) -> None:
+    """Chunks, then decode steps from dense copies or from pages. The error is relative, of all logits together."""
+    runner = make_runner(make_config(case.folder, dtype=dtype), dense_bytes=dense_bytes)
+    found = Driver(runner).teacher_forced(TOKEN_IDS, 50, 100)
+    for part in (slice(0, 100), slice(100, None)):
+        error = (found[part] - case.logits[part]).norm() / case.logits[part].norm()
+        assert 0 < float(error) < accepted
