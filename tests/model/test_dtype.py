@@ -72,9 +72,9 @@ def test_a_process_held_back_by_onednn_computes_in_fp32(limit: str, tmp_path: Pa
 def test_flags_are_the_first_processors(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nmodel name\t: X\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert read_cpu_flags(path) == {"fpu", "amx_bf16"}
+    assert read_cpu_flags(path) == frozenset({"fpu", "amx_bf16"})
     path.write_text("processor\t: 0\nFeatures\t: fp asimd bf16\n")
-    assert read_cpu_flags(path) == {"fp", "asimd", "bf16"}
+    assert read_cpu_flags(path) == frozenset({"fp", "asimd", "bf16"})
     path.write_text("processor\t: 0\n")
     assert read_cpu_flags(path) is None
 

@@ -14,8 +14,9 @@ from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.config_json import config_from_json
 from sapwood_server.model.gguf_source import num_packed_parameters
 from sapwood_server.model.linear import PLAIN_FORMS, LinearForms, pack_int4
+from sapwood_server.model.matrix import Matrix
 from sapwood_server.model.weight_plan import num_parameters, plan_weights, weight_bytes
-from sapwood_server.model.weights import Matrix, ModelWeights, load_weights
+from sapwood_server.model.weights import ModelWeights, load_weights
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import random_tensors, tiny_config
 
