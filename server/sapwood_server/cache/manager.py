@@ -154,7 +154,7 @@ class KVCacheManager:
         """
         table.num_written = num_written
         node = table.node
-        if node is None:
+        if node is None or not table.is_trusted:
             return
         size = self.page_size
         published = table.num_published
@@ -170,12 +170,13 @@ class KVCacheManager:
         table.node = node
 
     def distrust(self, table: BlockTable) -> None:
-        """In place of `publish`, for a step whose logits were not finite: the KV behind them may be damaged.
+        """The logits of the step that has just run were not finite, so the KV behind them may be damaged.
 
-        What the step wrote stays unknown to the tree, and `release` takes out of it all that the sequence read: its own
-        pages and those it had matched, with whatever follows them. Which of them is damaged can't be told, as a chunk
-        of a prompt is published before any logits are seen. A damaged page that stayed would fail every request that
-        shares it; a good one that goes costs a prefill. Pages that others use stay for them, and go if they fail too.
+        What the step wrote stays unknown to the tree (`publish` does nothing from now on), and `release` takes out of
+        it all that the sequence read: its own pages and those it had matched, with whatever follows them. Which of them
+        is damaged can't be told, as a chunk of a prompt is published before any logits are seen. A damaged page that
+        stayed would fail every request that shares it; a good one that goes costs a prefill. Pages that others use stay
+        for them, and go if they fail too.
         """
         table.is_trusted = False
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sapwood_server.cache.integrity import require
 from sapwood_server.cache.manager import KVCacheManager
+from sapwood_server.cache.table import BlockTable
 from sapwood_server.cache.tokens import pack_tokens
 from sapwood_server.engine.counters import Counters
 from sapwood_server.engine.limits import SchedulerLimits, completion_budget
@@ -16,7 +17,7 @@ from sapwood_server.engine.sequence import RequestState, SequenceState, TokenTab
 from sapwood_server.engine.step import StepBuilder
 from sapwood_server.values.events import FinalEvent, FinishReason, TokenEvent, Usage
 from sapwood_server.values.messages import EngineStats
-from sapwood_server.values.plan import DrawFailure, FailedDraw, RowPlan, Sampled, StepPlan, StepResult
+from sapwood_server.values.plan import DrawFailure, RowPlan, Sampled, StepPlan, StepResult
 from sapwood_server.values.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits", "TokenTable"]
@@ -131,26 +132,31 @@ class Scheduler:
             raise ValueError(f"the result of step {plan.step} does not have a draw for each sample spec")
         rows, self._plan, self._rows = self._rows, None, ()
         failures = {
-            sequence: draw.failure
-            for (sequence, _), draws in zip(rows, result.samples, strict=True)
+            index: draw.failure
+            for index, draws in enumerate(result.samples)
             for draw in draws
-            if isinstance(draw, FailedDraw)
+            if not isinstance(draw, Sampled)
         }
         self._cache.end_step()
+        for index, failure in failures.items():
+            if failure is DrawFailure.NOT_FINITE:
+                self._cache.distrust(_table(*rows[index]))
         for sequence, row in rows:
-            self._publish(sequence, row, is_sound=failures.get(sequence) is not DrawFailure.NOT_FINITE)
+            self._publish(sequence, row)
         for request_id in self._cancelled:
             self.cancel(request_id)
         self._cancelled.clear()
-        for (sequence, row), draws in zip(rows, result.samples, strict=True):
+        for index, ((sequence, row), draws) in enumerate(zip(rows, result.samples, strict=True)):
             if sequence.finish_reason is not None:
                 continue
-            if sequence in failures:  # before any of its draws counts: with one choice the whole request ends
-                self._fail_request(sequence.owner, failures[sequence])
-                continue
-            for spec, draw in zip(row.samples, draws, strict=True):
-                if isinstance(draw, Sampled):
-                    self._append(sequence.owner.sequences[spec.choice], draw)
+            if index in failures:  # before any of its draws counts: with one choice the whole request ends
+                self._fail_request(sequence.owner, failures[index])
+            elif len(draws) == 1 and isinstance(draws[0], Sampled):
+                self._append(sequence, draws[0])
+            else:
+                for spec, draw in zip(row.samples, draws, strict=True):
+                    if isinstance(draw, Sampled):
+                        self._append(sequence.owner.sequences[spec.choice], draw)
 
     def stats(self) -> EngineStats:
         """Totals, and the state now."""
@@ -197,15 +203,9 @@ class Scheduler:
             state.cached_tokens = sequence.num_seen = num_cached
             self._counters.prompt_tokens_cached += num_cached
 
-    def _publish(self, sequence: SequenceState, row: RowPlan, *, is_sound: bool) -> None:
-        table = sequence.table
-        if table is None:
-            raise RuntimeError(f"sequence {row.sequence_id} has no pages although its step was in flight")
+    def _publish(self, sequence: SequenceState, row: RowPlan) -> None:
         end = row.start + len(row.token_ids)
-        if is_sound:
-            self._cache.publish(table, end)
-        else:
-            self._cache.distrust(table)
+        self._cache.publish(_table(sequence, row), end)
         if row.start == sequence.num_seen >= sequence.owner.num_prompt_tokens:
             sequence.num_seen = end  # a decode step
         else:
@@ -275,3 +275,10 @@ class Scheduler:
                 cancelled=reason is FinishReason.CANCELLED,
             )
         )
+
+
+def _table(sequence: SequenceState, row: RowPlan) -> BlockTable:
+    """The pages of a sequence whose step is being committed."""
+    if sequence.table is None:
+        raise RuntimeError(f"sequence {row.sequence_id} has no pages although its step was in flight")
+    return sequence.table
