@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socketserver
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +158,51 @@ def test_a_hub_id_that_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(StartupError) as caught:
         resolve_model("some/unknown", cache=tmp_path)
     message = str(caught.value)
-    assert message.startswith("some/unknown is not in the local Hugging Face cache and can't be downloaded (")
+    wanted = "some/unknown: it is not in the local Hugging Face cache, and it can't be downloaded ("
+    assert message.startswith(wanted)
     assert message.endswith("copy the model's files into a folder and give its path")
     assert "\n" not in message
+
+
+_ONLINE = """
+import sys
+from pathlib import Path
+from sapwood_server.errors import StartupError
+from sapwood_server.formats.model_files import resolve_model
+try:
+    resolve_model("some/model", cache=Path(sys.argv[1]))
+except StartupError as error:
+    print(error)
+"""
+
+
+class RefusingProxy(socketserver.StreamRequestHandler):
+    """Lets nobody through."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_part_of_a_model_in_the_cache_is_not_the_model(tmp_path: Path) -> None:
+    """The rest is asked for; where that fails, one line says what is lacking and why it can't be had. Nothing but the
+    loopback address is reached: the proxy's."""
+    snapshot = make_tiny_model(hub_cache(tmp_path, "some/model"))
+    (snapshot / "model.safetensors").unlink()
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "https://hub.invalid"}
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), RefusingProxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        done = subprocess.run(
+            [sys.executable, "-c", _ONLINE, str(tmp_path)],
+            env=environment | {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.server_address[1]}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        proxy.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "no weights: neither model.safetensors nor" in done.stdout
+    assert ", and it can't be downloaded (ProxyError" in done.stdout
+    assert done.stdout.count("\n") == 1

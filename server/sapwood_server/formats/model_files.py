@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import read_gguf_header
@@ -73,7 +73,7 @@ def resolve_model(model: str, cache: Path | None = None) -> ModelFiles:
     if model and is_folder:
         return _resolve_folder(path, path.resolve().name)
     if _HUB_ID.fullmatch(model):
-        return _resolve_folder(_hub_snapshot(model, cache), model)
+        return _resolve_hub(model, cache)
     raise StartupError(f"no such model: {model!r} (accepted: {DEMO_MODEL}, a folder, a .gguf file, a hub id)")
 
 
@@ -155,19 +155,26 @@ def _checked_gguf(path: Path) -> Path:
     return path
 
 
-def _hub_snapshot(hub_id: str, cache: Path | None) -> Path:
-    """The folder of a hub model: the local cache's if it is there, else downloaded."""
+def _resolve_hub(hub_id: str, cache: Path | None) -> ModelFiles:
+    """A hub model's files: the local cache's if they are all there, else downloaded."""
+    lacking = "it is not in the local Hugging Face cache"
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, cache_dir=cache, local_files_only=True))
+        folder = huggingface_hub.snapshot_download(
+            hub_id, cache_dir=cache, allow_patterns=_HUB_PATTERNS, local_files_only=True
+        )
+        return _resolve_folder(Path(folder), hub_id)
     except LocalEntryNotFoundError:
-        pass  # not in the cache: next, the network
+        pass  # next, the network
+    except StartupError as error:  # the cache has a part, such as the tokenizer that another program asked for
+        lacking = str(error)
     except HFValidationError as error:
         raise StartupError(f"not a hub id: {hub_id!r}: {error}") from error
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, cache_dir=cache, allow_patterns=_HUB_PATTERNS))
-    except (OSError, HfHubHTTPError) as error:
+        folder = huggingface_hub.snapshot_download(hub_id, cache_dir=cache, allow_patterns=_HUB_PATTERNS)
+    except Exception as error:  # among others whatever its HTTP client raises, a package that differs by version
         reason = str(error).strip().partition("\n")[0]
         raise StartupError(
-            f"{hub_id} is not in the local Hugging Face cache and can't be downloaded "
-            f"({type(error).__name__}: {reason}); copy the model's files into a folder and give its path"
+            f"{hub_id}: {lacking}, and it can't be downloaded ({type(error).__name__}: {reason}); "
+            "copy the model's files into a folder and give its path"
         ) from error
+    return _resolve_folder(Path(folder), hub_id)
