@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from sapwood_server.errors import StartupError
-from sapwood_server.formats.gguf_metadata import read_gguf_header
+from sapwood_server.formats.gguf_metadata import GgufHeader, read_gguf_header
 from sapwood_server.formats.gguf_tokenizer import (
     PRE_TOKENIZERS,
     adds_bos,
@@ -297,3 +297,19 @@ def test_the_tiny_models_gguf_tokenizer_is_its_folders(tmp_path: Path) -> None:
     folder, file = byte_level_tokenizer(312), load_tokenizer(resolve_model(str(tmp_path / "m.gguf")))
     for text in (*TEXTS, *random_texts(200)):
         assert folder.encode(text).ids == file.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("unknown", [-1, 10**6])
+def test_an_unknown_token_that_is_none(unknown: int, tmp_path: Path) -> None:
+    """An index from the end, in Python, is none of a token."""
+    header = GgufHeader(
+        tmp_path / "m.gguf",
+        0,
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["a", "b"],
+            "tokenizer.ggml.unknown_token_id": unknown,
+        },
+        (),
+    )
+    assert read_vocabulary(header).unknown is None

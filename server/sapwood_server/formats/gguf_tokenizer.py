@@ -118,7 +118,7 @@ def read_vocabulary(header: GgufHeader) -> GgufVocabulary:
         merges=_read_merges(header, frozenset(tokens)),
         scores=scores,
         pre=_pre_tokenizer(header) if kind == "gpt2" else None,
-        unknown=tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
+        unknown=tokens[unknown] if unknown is not None and 0 <= unknown < len(tokens) else None,
         add_space_prefix=header.get("tokenizer.ggml.add_space_prefix", bool) is not False,
     )
 
