@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from sapwood_server.chat.messages import Message
@@ -39,3 +42,21 @@ def test_raw_text_starts_with_bos_exactly_once_where_the_model_wants_it() -> Non
 
 def test_an_answer_ends_with_the_end_of_turn_token() -> None:
     assert encoder(bos_id=BOS_ID).encode_answer("ab") == (*b"ab", END_ID)
+
+
+def test_other_threads_run_while_a_long_prompt_is_encoded() -> None:
+    """Streams are written by another thread, which a long prompt must not stop. Turns of that thread are counted."""
+    turns = 0
+    during: list[int] = []
+
+    def encode() -> None:
+        start = turns
+        encoder().encode_text("a" * 500_000)
+        during.append(turns - start)
+
+    encoding = threading.Thread(target=encode)
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert during[0] > 4  # 0 to 2 if the encoding thread gives up Python's lock only before and after its work
