@@ -50,7 +50,7 @@ class PromptEncoder:
         return ids if self.end_of_turn_id is None else (*ids, self.end_of_turn_id)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        # `encode` holds Python's lock to its end, so that no other thread runs; a batch, even of one, gives it up. "fast"
-        # leaves out the offsets, which nobody reads.
+        # `encode` holds Python's lock to its end, so that no other thread runs; a batch, even of one, gives it up.
+        # "fast" leaves out the offsets, which nobody reads.
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
