@@ -112,6 +112,13 @@ def test_shards_lie_in_the_folder(place: str, tmp_path: Path) -> None:
     refused(path, f"'weight_map' gives {name!r} for 'x'; expected one in its folder")
 
 
+def test_a_shard_name_that_no_file_can_have(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m")
+    index = {"weight_map": {"x": "a" * 5000}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path, "model.safetensors.index.json: shard 'aaa")
+
+
 def test_ggufs_that_are_not_a_whole_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"not a model")

@@ -126,7 +126,11 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
             raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected one in its folder")
     shards = tuple(folder / name for name in sorted(set(weight_map.values())))
     for shard in shards:
-        if not shard.is_file():
+        try:
+            is_file = shard.is_file()
+        except OSError as error:  # a name that is too long
+            raise StartupError(f"{index_path}: shard {shard.name!r}: {error.strerror}") from error
+        if not is_file:
             raise StartupError(f"{index_path}: shard {shard.name!r} is missing")
     return shards
 
