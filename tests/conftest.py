@@ -15,6 +15,8 @@ from support.scale import scaled, suite_scale
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Read when a kernel is defined: the suite runs them in Triton's interpreter, on the CPU. The compile gate does not.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadline: no test asserts on a clock. Derandomised: the slice that `make test` runs is the same one every time.
 hypothesis.settings.register_profile("sapwood", deadline=None, derandomize=True, database=None, print_blob=True)

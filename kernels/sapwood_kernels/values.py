@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sapwood_kernels.check import check_indices
+
+
+class AttentionPhase(enum.Enum):
+    """Which attention kernel computes a row. It is the plan's choice, never that of a count: see `paged_prefill`."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,58 @@ class HeadNorms:
     key: Tensor
     """fp32 [head_dim]."""
     eps: float
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How one layer's scores become weights. All but `sinks` are constants of a compiled kernel."""
+
+    scale: float
+    """Of `q k^T`."""
+    window: int | None = None
+    """A query at position p sees the keys at `(p - window, p]`; None: all up to p."""
+    softcap: float | None = None
+    """`cap * tanh(score / cap)`, after the scale (Gemma 2)."""
+    sinks: Tensor | None = None
+    """fp32 [num_heads]: a score of each head that takes weight and has no value (gpt-oss)."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}; accepted: 1 or more, or None")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap is {self.softcap}; accepted: a number over 0, or None")
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """What pages of 8 bits are multiplied with when they are read; what is stored was divided by it."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, scale in (("key", self.key), ("value", self.value)):
+            if not 0 < scale < float("inf"):
+                raise ValueError(f"{name} scale is {scale}; accepted: a finite number over 0")
+
+
+UNIT_SCALES = KVScales()
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """The sequences of one phase in a step: their queries lie side by side in q, their keys in pages.
+
+    Query `i` of a sequence's `n` sees the keys at positions `[0, num_keys - n + 1 + i)`, less what a window hides. A
+    sequence may have no query, and one without keys gives zeros (padding of a CUDA graph).
+    """
+
+    block_table: Tensor
+    """int32 [num_sequences, max_pages]. What lies behind a sequence's own pages is never read."""
+    num_keys: Tensor
+    """int32 [num_sequences], this step's tokens included."""
+    first_query: Tensor
+    """int32 [num_sequences + 1]: the row of q with each sequence's first query, then the number of rows."""
 
 
 @dataclass(frozen=True)
