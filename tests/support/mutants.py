@@ -9,8 +9,8 @@
         assert survivors(MUTANTS, checks) == []
 
 Each mutant runs in a process of its own, in which every import of the module gives the broken copy, whoever imports
-it: a mutant of `fold` may so be judged by the checks of a kernel that folds. A crash counts as noticed. The checks first
-run on an unbroken copy and must pass, so that a harness that fails on everything proves nothing.
+it: a mutant of `fold` may so be judged by the checks of a kernel that folds. A crash counts as noticed. The checks
+first run on an unbroken copy and must pass, so that a harness that fails on everything proves nothing.
 """
 
 from __future__ import annotations
