@@ -37,7 +37,13 @@ def test_the_wheel_holds_the_four_typed_packages_and_nothing_else(tmp_path: Path
     top = {name.split("/")[0] for name in names}
     assert {folder for folder in top if not folder.endswith(".dist-info")} == set(PACKAGES)
     assert [name for name in PACKAGES if f"{name}/py.typed" not in names] == []
-    sources = {f"{name}/{p.relative_to(folder)}" for name, folder in PACKAGES.items() for p in folder.rglob("*.py")}
+    sources = {
+        f"{name}/{path.relative_to(folder)}"
+        for name, folder in PACKAGES.items()
+        for pattern in ("*.py", "*.json")
+        for path in folder.rglob(pattern)
+    }
+    assert "sapwood_kernels/attention_configs.json" in sources
     assert sources <= set(names)
 
 
