@@ -15,7 +15,8 @@ from sapwood_server.engine.scheduler import Scheduler, SchedulerLimits
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model import load
-from sapwood_server.model.runner import Model, ModelRunner
+from sapwood_server.model.loaded_model import Model
+from sapwood_server.model.runner import ModelRunner
 from sapwood_server.values.demo import DEMO_MODEL
 from sapwood_server.values.events import FinalEvent, Usage
 from sapwood_server.values.request import Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,13 +99,30 @@ def test_store_and_gather_are_inverse() -> None:
 
 def test_tables_grow_until_released() -> None:
     tables = BlockTables(16)
-    assert tables.extend(7, [3, 1], 20) == [3, 1]
-    assert tables.extend(7, [], 32) == [3, 1]
-    assert tables.extend(7, [9], 33) == [3, 1, 9]
-    assert tables.extend(8, [2], 1) == [2]
+    assert tables.extend(7, [3, 1], 20).tolist() == [3, 1]
+    assert tables.extend(7, [], 32).tolist() == [3, 1]
+    assert tables.extend(7, [9], 33).tolist() == [3, 1, 9]
+    assert tables.extend(8, [2], 1).tolist() == [2]
     tables.release([7, 99])
     assert len(tables) == 1
-    assert tables.extend(7, [5], 16) == [5], "a released id starts empty"
+    assert tables.extend(7, [5], 16).tolist() == [5], "a released id starts empty"
+
+
+def test_tables_of_many_long_sequences() -> None:
+    """Past the room that they start with, in both directions; released ones give theirs to others."""
+    tables = BlockTables(16)
+    for sequence_id in range(300):
+        tables.extend(sequence_id, range(sequence_id, sequence_id + 3), 48)
+    tables.extend(5, range(1000, 1500), 16 * 503)
+    tables.release(range(10, 290))
+    assert tables.extend(400, [77], 16).tolist() == [77]
+    gathered = tables.gather([299, 5, 400])
+    assert gathered.shape == (3, 503)
+    assert gathered.dtype == np.int32
+    assert gathered[0, :3].tolist() == [299, 300, 301]
+    assert gathered[1].tolist() == [5, 6, 7, *range(1000, 1500)]
+    assert gathered[2, 0] == 77
+    assert len(tables) == 21
 
 
 def test_a_table_too_short_is_refused() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from sapwood_kernels.dispatch import CpuOps
 from sapwood_server.config import ServerConfig
 from sapwood_server.model import load
+from sapwood_server.model.cpu_forward import CpuForward
 from sapwood_server.model.runner import ModelRunner
+from sapwood_server.model.sampler import Sampler
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, SampleSpec, StepPlan
 from sapwood_server.values.sampling import SamplingParams
 from support.draws import ids_of
@@ -35,9 +37,10 @@ def make_runner(config: ServerConfig, *, dense_bytes: int | None = None, ops: Cp
     if dense_bytes is not None:
         plan = dataclasses.replace(plan, kv=dataclasses.replace(plan.kv, dense_bytes=dense_bytes))
     model = load.load_model(plan, lambda stage, fraction: None)
-    if ops is not None:
-        model = dataclasses.replace(model, ops=ops)
-    return load.make_runner(plan, model)
+    if ops is None:
+        return load.make_runner(plan, model)
+    forward = CpuForward(model, ops, plan.kv, plan.max_model_len)
+    return ModelRunner(forward, Sampler(plan.config.vocab_size), load.engine_info(plan, model))
 
 
 def sample_spec(sampling: SamplingParams = GREEDY, choice_key: int = 0) -> SampleSpec:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class StepAttention:
         self._kv = kv
         positions = [position for item in placed for position in range(item.row.start, item.num_keys)]
         rows = cos_sin.index_select(0, torch.tensor(positions, dtype=torch.int64))
-        slots = torch.tensor([slot for item in placed for slot in item.slots(kv.page_size)], dtype=torch.int64)
+        slots = torch.from_numpy(np.concatenate([item.slots(kv.page_size) for item in placed]))
         copies = [item.dense for item in placed if item.dense is not None]
         self._num_dense = len(copies)
         self._dense_slots = slots[: len(copies)]

@@ -15,9 +15,11 @@ from sapwood_server.formats.model_files import ModelFiles, resolve_model
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
+from sapwood_server.model.cpu_forward import CpuForward
 from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
 from sapwood_server.model.fingerprint import model_fingerprint
 from sapwood_server.model.gguf_source import num_packed_parameters
+from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.memory import (
     MIN_SEQUENCE_TOKENS,
     KVPlan,
@@ -26,7 +28,8 @@ from sapwood_server.model.memory import (
     give_back_freed_memory,
     plan_kv,
 )
-from sapwood_server.model.runner import Model, ModelRunner
+from sapwood_server.model.runner import ModelRunner
+from sapwood_server.model.sampler import Sampler
 from sapwood_server.model.warm_up import warm_up
 from sapwood_server.model.weight_plan import WeightPlan, num_parameters, plan_weights
 from sapwood_server.model.weights import load_weights
@@ -139,12 +142,18 @@ def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None
     )
     if vocabulary is None:
         vocabulary = load_vocabulary(plan.files)
-    return Model(plan.config, weights, cpu_ops(), forms, vocabulary.num_tokens)
+    return Model(plan.config, weights, forms, vocabulary.num_tokens)
 
 
 def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
     """A runner that has not run yet."""
-    info = EngineInfo(
+    forward = CpuForward(model, cpu_ops(), plan.kv, plan.max_model_len)
+    return ModelRunner(forward, Sampler(plan.config.vocab_size, "cpu", model.num_tokens), engine_info(plan, model))
+
+
+def engine_info(plan: LoadPlan, model: Model) -> EngineInfo:
+    """What was decided, for whoever asks the engine."""
+    return EngineInfo(
         model=plan.files.name,
         architecture=plan.config.architecture,
         fingerprint=model_fingerprint(plan.files, plan.config, model.weights, plan.kv.page_size),
@@ -161,7 +170,6 @@ def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
         weight_bytes=plan.weights.num_bytes,
         load_seconds=0.0,
     )
-    return ModelRunner(model, plan.kv, info)
 
 
 def _log_weights(plan: LoadPlan) -> None:

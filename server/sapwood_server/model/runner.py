@@ -1,77 +1,80 @@
-"""The runner: carries out a step plan on the CPU."""
+"""The runner: carries out a step plan, whatever the device."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
-from sapwood_kernels.dispatch import CpuOps
-from sapwood_server.model.attention import AttentionShape, StepAttention
-from sapwood_server.model.config import ModelConfig
-from sapwood_server.model.decoder import Decoder
-from sapwood_server.model.dense_kv import DenseKV
-from sapwood_server.model.kv import BlockTables, PagedKV
-from sapwood_server.model.linear import LinearForms
-from sapwood_server.model.memory import KVPlan
-from sapwood_server.model.placement import PlacedRow, place_rows
-from sapwood_server.model.rope import rotary_table
-from sapwood_server.model.sampler import Sampler
-from sapwood_server.model.weights import ModelWeights
+from sapwood_server.model.placement import PlacedRow
 from sapwood_server.values.messages import EngineInfo
 from sapwood_server.values.plan import Draw, SampleSpec, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
-class Model:
-    """A loaded model and the ops to run it with."""
+class LogitRows:
+    """Which logits of a step are wanted."""
 
-    config: ModelConfig
-    weights: ModelWeights
-    ops: CpuOps
-    forms: LinearForms
-    """Of weights, that linears may take. All but plain ones need bf16."""
-    num_tokens: int
-    """Ids from here on are padding of the vocabulary, never drawn."""
+    tokens: Sequence[int]
+    """Of the step's tokens, ascending; the head runs once for each."""
+    repeats: Sequence[int]
+    """How many rows of logits each of them gives: one for each sample."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of weights, of what linears take and give, and of KV pages."""
-        return self.weights.embedding.dtype
+    def num_rows(self) -> int:
+        return sum(self.repeats)
+
+
+class ForwardPass(Protocol):
+    """Model, KV pages and block tables on one device."""
+
+    def place(self, plan: StepPlan) -> list[PlacedRow]:
+        """Everything that comes before the forward pass: releases, page copies, block tables. The rows in the order of
+        computing. ValueError for a plan that breaks its own rules."""
+
+    def logits(self, placed: Sequence[PlacedRow], wanted: LogitRows) -> Tensor:
+        """Every token of the placed rows through the decoder, its KV written: fp32 [wanted.num_rows, vocab_size], the
+        caller's own."""
+
+    def kv_pages(self, page: int) -> Tensor:
+        """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
+
+
+class TokenSampler(Protocol):
+    """Draws from logits; see `sampler.Sampler`."""
+
+    def sample(self, logits: Tensor, specs: Sequence[SampleSpec]) -> list[Draw]: ...
+    def drop(self, choice_keys: Iterable[int]) -> None: ...
 
 
 class ModelRunner:
-    """Model, KV pages, block tables and sampler of one engine."""
+    """Forward pass and sampler of one engine."""
 
-    def __init__(self, model: Model, kv_plan: KVPlan, info: EngineInfo) -> None:
+    def __init__(self, forward: ForwardPass, sampler: TokenSampler, info: EngineInfo) -> None:
         self.info = info
-        config = model.config
-        self._ops = model.ops
-        self._shape = AttentionShape.of(config, model.weights)
-        self._decoder = Decoder(config, model.weights, model.ops, model.forms)
-        self._sampler = Sampler(config.vocab_size, torch.device("cpu"), model.num_tokens)
-        self._kv = PagedKV(config, kv_plan.num_pages, kv_plan.page_size, model.dtype)
-        self._tables = BlockTables(kv_plan.page_size)
-        self._dense_kv = DenseKV(config, kv_plan.dense_bytes, info.max_model_len)
-        self._cos_sin = rotary_table(config, info.max_model_len)
+        self._forward = forward
+        self._sampler = sampler
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Drops what ended, copies pages, computes the rows, samples.
 
         ValueError for a plan that breaks its own rules (a page that does not exist, a table too short); KV pages may
-        then hold part of the step.
+        then hold part of the step. On a GPU `forward_seconds` is the time to order the work, and waiting for it counts
+        as sampling.
         """
         with torch.inference_mode():
             started = time.perf_counter()
             self._sampler.drop(plan.ended_choices)
-            placed = self._place(plan)
-            logits, specs = self._sample_logits(placed)
+            placed = self._forward.place(plan)
+            specs = [spec for item in placed for spec in item.row.samples]
+            logits = self._forward.logits(placed, _sampled_rows(placed)) if placed else None
             computed = time.perf_counter()
-            sampled = self._sampler.sample(logits, specs) if specs else []
+            sampled = self._sampler.sample(logits, specs) if specs and logits is not None else []
             return StepResult(
                 samples=_by_plan(placed, sampled),
                 forward_seconds=computed - started,
@@ -84,55 +87,31 @@ class ModelRunner:
         For measurements of the model itself, such as perplexity.
         """
         with torch.inference_mode():
-            placed = self._place(plan)
-            logits = self._decoder.logits(self._hidden_states(placed))
-            parts = torch.split(logits, [len(item.row.token_ids) for item in placed])
-            rows = sorted(zip(placed, parts, strict=True), key=lambda pair: pair[0].index)
+            placed = self._forward.place(plan)
+            counts = [len(item.row.token_ids) for item in placed]
+            logits = self._forward.logits(placed, LogitRows(range(sum(counts)), [1] * sum(counts)))
+            rows = sorted(zip(placed, torch.split(logits, counts), strict=True), key=lambda pair: pair[0].index)
             return tuple(part for _, part in rows)
 
     def kv_pages(self, page: int) -> Tensor:
         """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
-        return self._kv.pages[:, :, :, page]
+        return self._forward.kv_pages(page)
 
     def finish_loading(self, seconds: float) -> None:
         """Notes how long it took until the first step can run."""
         self.info = msgspec.structs.replace(self.info, load_seconds=seconds)
 
-    def _place(self, plan: StepPlan) -> list[PlacedRow]:
-        """Everything that comes before the forward pass."""
-        self._tables.release(plan.released)
-        self._dense_kv.release(plan.released)
-        self._kv.copy(plan.copies)
-        return place_rows(plan, self._tables, self._kv, self._dense_kv)
 
-    def _hidden_states(self, placed: Sequence[PlacedRow]) -> Tensor:
-        """Every token of the placed rows through the decoder, its KV written: [num_tokens, hidden]."""
-        token_ids = torch.tensor([token for item in placed for token in item.row.token_ids], dtype=torch.int64)
-        attention = StepAttention(self._ops, self._shape, self._kv, self._cos_sin, placed)
-        hidden = self._decoder.forward(token_ids, attention.attend)
-        attention.finish()
-        return hidden
-
-    def _sample_logits(self, placed: Sequence[PlacedRow]) -> tuple[Tensor, list[SampleSpec]]:
-        """Logits, one row for each sample, in the order of `placed`. The head runs once for each last token that is
-        sampled from, however many samples that are."""
-        specs = [spec for item in placed for spec in item.row.samples]
-        if not placed:
-            return torch.empty(0), specs
-        hidden = self._hidden_states(placed)
-        last_tokens, counts = [], []
-        token = -1
-        for item in placed:
-            token += len(item.row.token_ids)
-            if item.row.samples:
-                last_tokens.append(token)
-                counts.append(len(item.row.samples))
-        if not specs:
-            return torch.empty(0), specs
-        logits = self._decoder.logits(hidden if len(last_tokens) == len(hidden) else hidden[last_tokens])
-        if len(specs) > len(last_tokens):
-            logits = logits.repeat_interleave(torch.tensor(counts), dim=0)
-        return logits, specs
+def _sampled_rows(placed: Sequence[PlacedRow]) -> LogitRows:
+    """The last token of each row that is sampled from."""
+    tokens, repeats = [], []
+    token = -1
+    for item in placed:
+        token += len(item.row.token_ids)
+        if item.row.samples:
+            tokens.append(token)
+            repeats.append(len(item.row.samples))
+    return LogitRows(tokens, repeats)
 
 
 def _by_plan(placed: Sequence[PlacedRow], sampled: Sequence[Draw]) -> tuple[tuple[Draw, ...], ...]:
