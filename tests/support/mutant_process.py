@@ -13,9 +13,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from support.imports import function_at
 
 _PRELOADED = ("hypothesis", "numpy", "pytest", "torch", "triton", "triton.language")
 _PASSED, _FAILED, _NOT_IMPORTED = 0, 10, 11
@@ -49,7 +52,7 @@ def main() -> None:
     print(json.dumps(ends), file=output, flush=True)
 
 
-def _fork(order: dict[str, str], name: str, path: str) -> dict[str, str]:
+def _fork(order: dict[str, Any], name: str, path: str) -> dict[str, str]:
     """How the checks ended on one copy, and by what."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as report:
         child = os.fork()
@@ -70,7 +73,7 @@ def _fork(order: dict[str, str], name: str, path: str) -> dict[str, str]:
         return {"end": _ENDS.get(code, "failed"), "how": report.read() or ("" if code == _PASSED else f"exit {code}")}
 
 
-def _run(order: dict[str, str], name: str, path: str, report: Path) -> int:
+def _run(order: dict[str, Any], name: str, path: str, report: Path) -> int:
     """In the fork: the exit status that says how the checks ended."""
     sys.meta_path.insert(0, _Substitute(name, path))
     stage = _NOT_IMPORTED
@@ -78,25 +81,13 @@ def _run(order: dict[str, str], name: str, path: str, report: Path) -> int:
         module = importlib.import_module(name)
         if module.__file__ != path:
             raise RuntimeError(f"{name} was imported from {module.__file__}, not from {path}")
-        checks = _function(order["file"], order["checks"])
+        checks = function_at(order["checks"])
         stage = _FAILED
         checks(module)
     except BaseException as error:  # noqa: BLE001 - whatever a mutant raises, it was noticed
         report.write_text("".join(traceback.format_exception(error)[-3:]), encoding="utf-8")
         return stage
     return _PASSED
-
-
-def _function(file: str, name: str) -> Callable[[ModuleType], None]:
-    """The function of that name in a file, which is imported as a module of its own."""
-    spec = importlib.util.spec_from_file_location("mutant_checks", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file} can't be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function: Callable[[ModuleType], None] = getattr(module, name)
-    return function
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ first run on an unbroken copy and must pass, so that a harness that fails on eve
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from support.imports import Place, place_of
 from support.source import ROOT
 
 TIMEOUT_SECONDS = 60.0
@@ -77,8 +77,7 @@ def run_mutants(
     `checks` is a function at the top of a file; it is imported anew in the mutant's process. Raises ValueError for a
     mutant that can't be made or imported, RuntimeError if the checks fail on an unbroken copy.
     """
-    if "<" in checks.__qualname__ or "." in checks.__qualname__:
-        raise ValueError(f"checks is {checks.__qualname__}; accepted: a function at the top of a file")
+    place = place_of(checks)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         names = sorted({mutant.module for mutant in mutants})
         copies = [(name, module_path(name).read_text(encoding="utf-8")) for name in names]
@@ -89,7 +88,7 @@ def run_mutants(
             path.parent.mkdir()
             path.write_text(source, encoding="utf-8")
             cases.append({"module": name, "path": str(path)})
-        ends = _judge(cases, checks, timeout_seconds)
+        ends = _judge(cases, place, timeout_seconds)
     for name, end in zip(names, ends, strict=False):
         if end["end"] != "passed":
             raise RuntimeError(f"the checks fail on an unbroken copy of {name}: {end['how']}")
@@ -116,13 +115,10 @@ def module_path(name: str) -> Path:
     return Path(spec.origin)
 
 
-def _judge(
-    cases: list[dict[str, str]], checks: Callable[[ModuleType], None], timeout_seconds: float
-) -> list[dict[str, str]]:
+def _judge(cases: list[dict[str, str]], checks: Place, timeout_seconds: float) -> list[dict[str, str]]:
     """One process imports torch and Triton once and forks for each case; see `support.mutant_process`."""
     order = {
-        "file": inspect.getsourcefile(checks),
-        "checks": checks.__name__,
+        "checks": checks,
         "timeout_seconds": timeout_seconds,
         "cases": cases,
     }
