@@ -65,6 +65,20 @@ def test_several_requests_are_admitted_in_one_step() -> None:
     assert world.scheduler.stats().requests_waiting == 2
 
 
+@pytest.mark.parametrize("max_batched_tokens", [1, 4, 7])
+def test_every_stream_gets_a_token_in_each_step_though_more_might_run_than_a_step_has_tokens(
+    max_batched_tokens: int,
+) -> None:
+    world = World(make_limits(max_num_seqs=64, max_batched_tokens=max_batched_tokens))
+    for index in range(3 * max_batched_tokens):
+        world.ask([index % 5, index, 1], length(6), priority=-index)
+    most = 0
+    while world.step() is not None:  # each step checks that nobody was left out
+        most = max(most, len(world.running()))
+    assert most == max_batched_tokens
+    world.drain()
+
+
 def test_what_ended_is_released_in_the_next_plan() -> None:
     world = World(make_limits())
     world.ask([1, 2, 3], length(1))

@@ -181,6 +181,9 @@ class World:
         assert plan.rows
         assert sum(len(row.token_ids) for row in plan.rows) <= self.limits.max_batched_tokens
         assert len(self.running()) <= self.limits.max_num_seqs
+        planned = {row.sequence_id for row in plan.rows}
+        stand_aside = [s for s in self.running() if not s.packed and s.sequence_id not in planned]
+        assert not stand_aside or self.cache.num_available == 0, f"no token for {stand_aside}, and pages to spare"
         for sequence in self.running():
             table = sequence.table
             assert table is not None

@@ -25,6 +25,10 @@ class Planner:
     Running sequences are served in order of priority and first admission; for want of a page the last in that order
     is preempted. So the first always makes progress: when it is alone, and short of pages because it holds
     duplicates of pages in the tree, it is itself preempted and comes back without them.
+
+    No more sequences run than a step has tokens, however large `max_num_seqs` is: each that runs takes one at least,
+    and one is admitted only while some are left. So every sequence that decodes gets its token in every step, but for
+    want of a page.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class Planner:
         """Raise IntegrityError unless exactly the running sequences hold pages."""
         self._cache.check()
         require(self.running == sorted(self.running, key=_order), "running sequences are out of order")
-        require(len(self.running) <= self._limits.max_num_seqs, f"{len(self.running)} sequences run")
+        most = min(self._limits.max_num_seqs, self._limits.max_batched_tokens)
+        require(len(self.running) <= most, f"{len(self.running)} sequences run; at most {most} may")
         require(all(s.table is not None and s.sequence_id for s in self.running), "a running sequence holds no pages")
         require(all(s.table is None and not s.sequence_id for s in self.queue), "a waiting sequence holds pages")
         num_tables = self._cache.num_sequences
