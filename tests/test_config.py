@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sapwood_server.config import ServerConfig, parse_bytes
+from sapwood_server.config import ServerConfig, engine_environment, parse_bytes, triton_interprets
 from sapwood_server.errors import StartupError
 
 
@@ -36,3 +36,22 @@ def test_no_text_of_a_configuration_holds_a_key() -> None:
     with pytest.raises(StartupError) as caught:
         ServerConfig(api_key=(" a-secret",))
     assert "a-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "interprets"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_triton_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch, value: str, interprets: bool) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert triton_interprets() is interprets
+    knobs = pytest.importorskip("triton.knobs")
+    assert knobs.runtime.interpret is interprets
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "interpreter"])
+def test_an_engine_interprets_kernels_iff_its_device_is_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    environment = engine_environment(ServerConfig(device=device))
+    assert environment.get("TRITON_INTERPRET") == ("1" if device == "interpreter" else None)
+    assert environment["SOMETHING_ELSE"] == "kept"

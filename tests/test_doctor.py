@@ -26,6 +26,7 @@ REPORT = ComputeReport(
     torch="2.13.0",
     device="cpu",
     device_detail="AVX512, 2 threads",
+    device_reason="torch finds no CUDA GPU",
     dtype="bfloat16",
     dtype_reason="AVX512-BF16",
     packed="yes",
@@ -90,7 +91,15 @@ def test_device_dtype_and_memory_plan_are_shown() -> None:
     findings = list(compute_findings(ServerConfig(), lambda _config: REPORT))
     assert problems(findings) == []
     shown = render(findings)
-    for part in ("cpu (AVX512, 2 threads)", "bfloat16: AVX512-BF16", "llama", "8192", "0.25 GiB", "46603 tokens"):
+    for part in (
+        "cpu (AVX512, 2 threads)",
+        "torch finds no CUDA GPU",
+        "bfloat16: AVX512-BF16",
+        "llama",
+        "8192",
+        "0.25 GiB",
+        "46603 tokens",
+    ):
         assert part in shown
     assert shown.endswith("nothing is wrong\n")
 

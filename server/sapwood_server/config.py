@@ -10,9 +10,11 @@ from sapwood_server.errors import StartupError
 from sapwood_server.values.demo import DEMO_MODEL
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "interpreter")
 PAGE_SIZES = (16, 32, 64)
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_TRITON_INTERPRET = "TRITON_INTERPRET"
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -39,6 +41,12 @@ def onednn_isa_limit() -> str | None:
     return value if value not in ("", "ALL", "DEFAULT") else None
 
 
+def triton_interprets() -> bool:
+    """Whether Triton's variable `TRITON_INTERPRET` has this process run kernels in the interpreter. It is read when a
+    kernel is defined, so it must be set before the first one is imported."""
+    return os.environ.get(_TRITON_INTERPRET, "").strip().lower() in ("1", "true", "yes", "on", "y")
+
+
 def _option(default: Any, text: str, *, is_secret: bool = False, **metadata: Any) -> Any:
     return field(default=default, repr=not is_secret, metadata={"help": text, **metadata})
 
@@ -57,7 +65,7 @@ class ServerConfig:
     host: str = _option("127.0.0.1", "Address to listen on.", http=True)
     port: int = _option(8000, "Port to listen on; 0 takes a free one.", http=True)
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16 for weights, activations and KV.")
-    device: str = _option("auto", "auto, cpu or cuda.")
+    device: str = _option("auto", "auto, cpu, cuda, or interpreter (CUDA's kernels on the CPU, very slow).")
     max_model_len: int | None = _option(None, "Longest prompt + completion, in tokens; default: the model's own.")
     max_num_seqs: int = _option(64, "Most sequences that run at once.")
     max_batched_tokens: int | None = _option(None, "Most tokens computed in one step; default: by device and model.")
@@ -118,3 +126,15 @@ class ServerConfig:
     def _in_range(name: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:
             raise StartupError(f"--{name} is {value}; accepted: {low} to {high}")
+
+
+def engine_environment(config: ServerConfig) -> dict[str, str]:
+    """This process's environment, with what an engine of `config` needs to find in its own.
+
+    Triton interprets kernels iff the device is `interpreter`: a variable left from other work must not slow a GPU down.
+    """
+    environment = dict(os.environ)
+    environment.pop(_TRITON_INTERPRET, None)
+    if config.device == "interpreter":
+        environment[_TRITON_INTERPRET] = "1"
+    return environment

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from sapwood_server.config import ServerConfig
+from sapwood_server.config import ServerConfig, engine_environment
 from sapwood_server.errors import StartupError
 from sapwood_server.flags import config_command
 from sapwood_server.formats.model_files import DEMO_REQUIREMENT, resolve_model
@@ -105,7 +105,8 @@ def compute_findings(config: ServerConfig, run: Callable[[ServerConfig], Compute
     except StartupError as error:
         yield Finding(subject="compute", found="-", problem=str(error))
         return
-    yield Finding(subject="device", found=f"{report.device} ({report.device_detail}), torch {report.torch}")
+    device = f"{report.device} ({report.device_detail}), torch {report.torch}: {report.device_reason}"
+    yield Finding(subject="device", found=device)
     yield Finding(subject="dtype", found=f"{report.dtype}: {report.dtype_reason}")
     yield Finding(subject="packed weights", found=report.packed)
     if report.architecture is not None:
@@ -129,7 +130,13 @@ def distinct(findings: list[Finding]) -> list[Finding]:
 
 def run_report(config: ServerConfig) -> ComputeReport:
     """Asks a process of its own, so that this one need not import torch. Raises StartupError with its last line."""
-    done = subprocess.run(REPORT_COMMAND, input=msgspec.json.encode(config), capture_output=True, check=False)
+    done = subprocess.run(
+        REPORT_COMMAND,
+        input=msgspec.json.encode(config),
+        capture_output=True,
+        check=False,
+        env=engine_environment(config),
+    )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise StartupError(f"{' '.join(REPORT_COMMAND[1:])} failed: {lines[-1]}")

@@ -15,6 +15,7 @@ from sapwood_server.engine.scheduler import Scheduler, SchedulerLimits
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model import load
+from sapwood_server.model.load_plan import LoadPlan, plan_load
 from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.values.demo import DEMO_MODEL
@@ -44,7 +45,7 @@ class Served:
 class Bench:
     """A loaded model, from which every case gets a runner and a scheduler of its own."""
 
-    plan: load.LoadPlan
+    plan: LoadPlan
     model: Model
     vocabulary: Vocabulary
 
@@ -105,7 +106,7 @@ PROMPTS = make_prompts()
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    plan = load.plan_load(make_config(DEMO_MODEL, kv_memory="512MiB"))
+    plan = plan_load(make_config(DEMO_MODEL, kv_memory="512MiB"))
     assert plan.dtype.name == "float32"
     return Bench(plan, load.load_model(plan, lambda stage, fraction: None), load_vocabulary(resolve_model(DEMO_MODEL)))
 

@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from sapwood_server.errors import StartupError
-from sapwood_server.model.dtype import choose_cpu_dtype, read_cpu_flags
+from sapwood_server.model.dtype import (
+    choose_cpu_dtype,
+    choose_gpu_dtype,
+    choose_interpreter_dtype,
+    read_cpu_flags,
+)
 from support.stepping import Driver, make_config, make_runner
 from support.tiny_models import make_tiny_model
 
@@ -40,6 +45,15 @@ def test_choices(asked: str, flags: frozenset[str], limit: str | None, dtype: to
     assert choice.dtype == dtype
     assert reason in choice.reason
     assert f"torch.{choice.name}" == str(dtype)
+
+
+def test_choices_on_a_gpu_and_in_the_interpreter() -> None:
+    assert choose_gpu_dtype("auto").dtype == torch.bfloat16
+    assert choose_gpu_dtype("float32").dtype == torch.float32
+    assert choose_interpreter_dtype("auto").dtype == torch.float32
+    assert choose_interpreter_dtype("float16").dtype == torch.float16
+    with pytest.raises(StartupError, match=r"interpreter gets wrong \(accepted: float32, float16\)"):
+        choose_interpreter_dtype("bfloat16")
 
 
 _GENERATE = """

@@ -10,11 +10,15 @@ import pytest
 from sapwood_server.config import ServerConfig
 from sapwood_server.errors import StartupError
 from sapwood_server.model.config_json import config_from_json
-from sapwood_server.model.load import (
+from sapwood_server.model.devices import DeviceKind
+from sapwood_server.model.load import load_runner
+from sapwood_server.model.load_plan import (
+    GPU_MAX_BATCHED_TOKENS,
+    GPU_MIN_BATCHED_TOKENS,
+    INTERPRETER_BATCHED_TOKENS,
     MAX_BATCHED_TOKENS,
     MIN_BATCHED_TOKENS,
     default_max_batched_tokens,
-    load_runner,
     plan_load,
 )
 from support.stepping import Driver, make_config, make_runner
@@ -61,7 +65,8 @@ def test_the_smallest_contexts_start(folder: Path, max_model_len: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "--device is cuda, which is not implemented yet (accepted: auto, cpu)"),
+        ({"device": "cuda"}, "--device is cuda, but "),
+        ({"device": "interpreter"}, "the model can't run on --device interpreter: no attention config"),
         ({"max_model_len": 513}, "--max-model-len is 513, but the model's context is 512 tokens"),
         (
             {"kv_memory": "200KiB", "max_model_len": 512},
@@ -92,6 +97,20 @@ def test_a_window_that_would_hide_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="sliding_window is 100"):
         plan_load(ServerConfig(model=str(windowed)))
     assert plan_load(ServerConfig(model=str(windowed), max_model_len=100)).max_model_len == 100
+
+
+def test_a_gpus_steps_are_larger_and_shrink_as_well() -> None:
+    """The 8B shape of Llama 3.1 gets 8,192 tokens, the 70B shape 512; the interpreter a handful."""
+    sizes = {"8B": (4096, 14336, 32), "70B": (8192, 28672, 80)}
+    steps = {}
+    for name, (hidden, intermediate, layers) in sizes.items():
+        document: dict[str, Any] = tiny_config("llama", 128256, 8192)
+        document |= {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+        document |= {"num_attention_heads": hidden // 128, "num_key_value_heads": 8, "head_dim": 128}
+        config = config_from_json(document, Path("config.json"))
+        steps[name] = default_max_batched_tokens(config, DeviceKind.CUDA)
+        assert default_max_batched_tokens(config, DeviceKind.INTERPRETER) == INTERPRETER_BATCHED_TOKENS
+    assert steps == {"8B": GPU_MAX_BATCHED_TOKENS, "70B": GPU_MIN_BATCHED_TOKENS}
 
 
 def test_the_step_shrinks_as_the_model_grows() -> None:

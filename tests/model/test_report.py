@@ -38,6 +38,22 @@ def test_a_start_that_would_fail_is_a_problem(folder: Path) -> None:
     assert report.weight_bytes is None
 
 
+def test_a_device_that_is_not_there_is_a_problem(folder: Path) -> None:
+    report = compute_report(ServerConfig(model=str(folder), device="cuda"))
+    assert report.device == "cuda"
+    assert report.problem is not None
+    assert report.problem.startswith("--device is cuda, but ")
+
+
+def test_the_interpreters_plan(tmp_path: Path) -> None:
+    """No copies of sequences that decode, no packed weights."""
+    folder = make_tiny_model(tmp_path / "model", overrides={"head_dim": 64})
+    report = compute_report(ServerConfig(model=str(folder), device="interpreter", kv_memory="1MiB"))
+    assert report.problem is None
+    assert (report.device, report.dtype, report.packed) == ("interpreter", "float32", "no: a CPU's form")
+    assert "threads" in report.device_detail
+
+
 def test_as_a_command(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sapwood_server.model.report"],

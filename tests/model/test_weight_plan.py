@@ -16,7 +16,7 @@ from sapwood_server.model.gguf_source import num_packed_parameters
 from sapwood_server.model.linear import PLAIN_FORMS, LinearForms, pack_int4
 from sapwood_server.model.matrix import Matrix
 from sapwood_server.model.weight_plan import num_parameters, plan_weights, weight_bytes
-from sapwood_server.model.weights import ModelWeights, load_weights
+from sapwood_server.model.weights import ModelWeights, WeightPlacement, load_weights
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import random_tensors, tiny_config
 
@@ -42,7 +42,9 @@ def test_every_form_is_counted(tied: bool, blocked: bool, int4: bool, tmp_path: 
     make_tiny_gguf(path, "llama", "Q4_1", overrides={"tie_word_embeddings": tied})
     files = resolve_model(str(path))
     config = load_model_config(files)
-    weights = load_weights(files, config, BF16, lambda fraction: None, keep_packed=True)
+    weights = load_weights(
+        files, config, WeightPlacement(BF16, torch.device("cpu"), keep_packed=True), lambda fraction: None
+    )
     num_q4 = num_packed_parameters(read_gguf_header(path))
     linears = matrices(weights)
     dense = sum(matrix.dense.nbytes for matrix in linears)

@@ -17,7 +17,7 @@ from sapwood_server.formats.gguf_metadata import read_gguf_header
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.matrix import Matrix
-from sapwood_server.model.weights import ModelWeights, load_weights
+from sapwood_server.model.weights import ModelWeights, WeightPlacement, load_weights
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import ARCHITECTURES, make_tiny_model
 
@@ -28,7 +28,8 @@ GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_
 
 def load(path: Path, dtype: torch.dtype = torch.float32, *, keep_packed: bool = False) -> ModelWeights:
     files = resolve_model(str(path))
-    return load_weights(files, load_model_config(files), dtype, lambda fraction: None, keep_packed)
+    placement = WeightPlacement(dtype, torch.device("cpu"), keep_packed=keep_packed)
+    return load_weights(files, load_model_config(files), placement, lambda fraction: None)
 
 
 def check_equal(weights: ModelWeights, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
@@ -132,7 +133,7 @@ def test_the_stated_exceptions_are_passed_over(tmp_path: Path) -> None:
 def test_progress_rises_to_one(tmp_path: Path) -> None:
     files = resolve_model(str(make_tiny_model(tmp_path / "m")))
     seen: list[float] = []
-    load_weights(files, load_model_config(files), torch.float32, seen.append, False)
+    load_weights(files, load_model_config(files), WeightPlacement(torch.float32, torch.device("cpu")), seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert len(seen) >= 3
@@ -266,13 +267,15 @@ def test_a_gguf_with_layers_left_over(tmp_path: Path) -> None:
     config = load_model_config(files)
     fewer = type(config)(**{**vars(config), "num_layers": 1})
     with pytest.raises(StartupError, match=r"no use for tensor 'blk\.1\.\S+', 'blk\.1\.\S+', 'blk\.1\.\S+' and 6 more"):
-        load_weights(files, fewer, torch.float32, lambda fraction: None, False)
+        load_weights(files, fewer, WeightPlacement(torch.float32, torch.device("cpu")), lambda fraction: None)
 
 
 def test_the_demo_models_matrices_are_all_packed() -> None:
     files = resolve_model("smollm2-135m")
     config = load_model_config(files)
-    weights = load_weights(files, config, torch.bfloat16, lambda fraction: None, True)
+    weights = load_weights(
+        files, config, WeightPlacement(torch.bfloat16, torch.device("cpu"), keep_packed=True), lambda fraction: None
+    )
     assert len(weights.layers) == config.num_layers == 30
     assert weights.lm_head.packed is None
     for layer in weights.layers:

@@ -15,6 +15,7 @@ from sapwood_kernels.dispatch import CpuOps
 from sapwood_server.config import ServerConfig
 from sapwood_server.model import load
 from sapwood_server.model.cpu_forward import CpuForward
+from sapwood_server.model.load_plan import plan_load
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.model.sampler import Sampler
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, SampleSpec, StepPlan
@@ -33,7 +34,7 @@ def make_config(
 
 def make_runner(config: ServerConfig, *, dense_bytes: int | None = None, ops: CpuOps | None = None) -> ModelRunner:
     """A runner without warm-up; with other memory for dense copies, or other ops, if given."""
-    plan = load.plan_load(config)
+    plan = plan_load(config)
     if dense_bytes is not None:
         plan = dataclasses.replace(plan, kv=dataclasses.replace(plan.kv, dense_bytes=dense_bytes))
     model = load.load_model(plan, lambda stage, fraction: None)

@@ -54,6 +54,9 @@ class CpuForward:
         """See `runner.ForwardPass`."""
         return self._kv.pages[:, :, :, page]
 
+    def capture_graphs(self) -> None:
+        """Nothing: a CPU has none."""
+
     def _hidden_states(self, placed: Sequence[PlacedRow]) -> Tensor:
         """Every token of the placed rows through the decoder, its KV written: [num_tokens, hidden]."""
         token_ids = torch.tensor([token for item in placed for token in item.row.token_ids], dtype=torch.int64)

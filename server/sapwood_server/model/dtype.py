@@ -1,4 +1,4 @@
-"""Which dtype a model runs in on a CPU, and why: decided once at start from what the CPU can do."""
+"""Which dtype a model runs in, and why: decided once at start from what the device can do."""
 
 from __future__ import annotations
 
@@ -39,6 +39,23 @@ class DtypeChoice:
     def name(self) -> str:
         """As `--dtype` takes it."""
         return str(self.dtype).removeprefix("torch.")
+
+
+def choose_gpu_dtype(asked: str) -> DtypeChoice:
+    """`asked` if it is not `auto`; else bf16, which every GPU that we accept multiplies in hardware."""
+    if asked != "auto":
+        return DtypeChoice(DTYPES[asked], "--dtype asks for it")
+    return DtypeChoice(torch.bfloat16, "the GPU multiplies it in hardware")
+
+
+def choose_interpreter_dtype(asked: str) -> DtypeChoice:
+    """`asked` if it is not `auto`, else fp32. StartupError for bf16: Triton's interpreter multiplies its bit patterns
+    as if they were integers."""
+    if asked == "auto":
+        return DtypeChoice(torch.float32, "Triton's interpreter has no bfloat16")
+    if DTYPES[asked] == torch.bfloat16:
+        raise StartupError("--dtype is bfloat16, which Triton's interpreter gets wrong (accepted: float32, float16)")
+    return DtypeChoice(DTYPES[asked], "--dtype asks for it")
 
 
 def choose_cpu_dtype(asked: str, cpu_flags: frozenset[str] | None, isa_limit: str | None) -> DtypeChoice:

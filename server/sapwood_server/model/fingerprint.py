@@ -11,22 +11,30 @@ from torch import Tensor
 
 from sapwood_server.formats.model_files import ModelFiles
 from sapwood_server.model.config import ModelConfig
+from sapwood_server.model.devices import DeviceKind
 from sapwood_server.model.weights import ModelWeights
 
-_LAYOUT = "cpu-1"
+_LAYOUT_VERSION = 1
 """Raise when pages of the same model get other contents."""
 _SAMPLED_ELEMENTS = 4096
 
 
-def model_fingerprint(files: ModelFiles, config: ModelConfig, weights: ModelWeights, page_size: int) -> str:
-    """Hexadecimal hash of configuration, dtype, page layout, weight files' sizes and elements of every weight."""
+def model_fingerprint(
+    files: ModelFiles, config: ModelConfig, weights: ModelWeights, page_size: int, device: DeviceKind
+) -> str:
+    """Hexadecimal hash of configuration, dtype, page layout, weight files' sizes and elements of every weight.
+
+    Of the kind of device too: each computes with other ops, and lays its pages out in its own way.
+    """
     digest = hashlib.sha256()
     identity = {"config": asdict(config), "dtype": str(weights.embedding.dtype), "page_size": page_size}
-    digest.update(msgspec.json.encode([_LAYOUT, identity, _file_sizes(files)], order="sorted"))
+    digest.update(
+        msgspec.json.encode([f"{device.value}-{_LAYOUT_VERSION}", identity, _file_sizes(files)], order="sorted")
+    )
     for tensor in _weights(weights):
         flat = tensor.flatten()
         stride = max(1, flat.numel() // _SAMPLED_ELEMENTS)
-        digest.update(flat[::stride].contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(flat[::stride].contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
 
 

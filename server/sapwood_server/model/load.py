@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol, cast
 
 from sapwood_kernels.dispatch import cpu_ops
-from sapwood_server.config import ServerConfig, onednn_isa_limit
-from sapwood_server.errors import StartupError
-from sapwood_server.formats.gguf_metadata import read_gguf_header
-from sapwood_server.formats.model_files import ModelFiles, resolve_model
+from sapwood_server.config import ServerConfig
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
-from sapwood_server.model.config import ModelConfig
-from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.cpu_forward import CpuForward
-from sapwood_server.model.dtype import DtypeChoice, choose_cpu_dtype, read_cpu_flags
+from sapwood_server.model.devices import DeviceKind
 from sapwood_server.model.fingerprint import model_fingerprint
-from sapwood_server.model.gguf_source import num_packed_parameters
+from sapwood_server.model.load_plan import LoadPlan, plan_load
 from sapwood_server.model.loaded_model import Model
-from sapwood_server.model.memory import (
-    MIN_SEQUENCE_TOKENS,
-    KVPlan,
-    available_memory,
-    default_kv_memory,
-    give_back_freed_memory,
-    plan_kv,
-)
+from sapwood_server.model.memory import give_back_freed_memory
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.model.sampler import Sampler
 from sapwood_server.model.warm_up import warm_up
-from sapwood_server.model.weight_plan import WeightPlan, num_parameters, plan_weights
-from sapwood_server.model.weights import load_weights
+from sapwood_server.model.weights import WeightPlacement, load_weights
 from sapwood_server.values.messages import EngineInfo
 
 _logger = logging.getLogger(__name__)
@@ -40,24 +28,13 @@ _logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 """(stage, fraction in [0, 1])."""
 
-CPU_STEP_MULTIPLICATIONS = 50 * 10**9
-"""What a step may multiply: a quarter of what two cores with AMX do in a second, half of what they do without it."""
-MIN_BATCHED_TOKENS = 32
-MAX_BATCHED_TOKENS = 512
+_DEVICE_RUNNER = "sapwood_server.model.device_runner"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """Everything decided before a weight is read."""
+class DeviceRunnerModule(Protocol):
+    """What `load` calls in the module of the runner for GPUs."""
 
-    files: ModelFiles
-    config: ModelConfig
-    dtype: DtypeChoice
-    max_model_len: int
-    max_batched_tokens: int
-    max_num_seqs: int
-    kv: KVPlan
-    weights: WeightPlan
+    def make_device_runner(self, plan: LoadPlan, model: Model, info: EngineInfo) -> ModelRunner: ...
 
 
 def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> ModelRunner:
@@ -67,6 +44,7 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
     """
     started = time.perf_counter()
     plan = plan_load(config)
+    _logger.info("device %s (%s): %s", plan.device.kind.value, plan.device.detail, plan.device.reason)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
     _log_weights(plan)
     _logger.info(
@@ -87,59 +65,17 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
         _logger.info("without glibc's malloc_trim, memory that loading took may stay with the process")
     progress("warm-up", 0.0)
     warm_up(runner)
+    runner.capture_graphs()
     progress("warm-up", 1.0)
     runner.finish_loading(time.perf_counter() - started)
     return runner
 
 
-def plan_load(config: ServerConfig) -> LoadPlan:
-    """Device, dtype, context and memory. StartupError for what can't be."""
-    if config.device == "cuda":
-        raise StartupError("--device is cuda, which is not implemented yet (accepted: auto, cpu)")
-    files = resolve_model(config.model)
-    model = load_model_config(files)
-    max_model_len = config.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings:
-        raise StartupError(
-            f"--max-model-len is {max_model_len}, but the model's context is {model.max_position_embeddings} tokens"
-        )
-    model.check_context(max_model_len)
-    dtype = choose_cpu_dtype(config.dtype, read_cpu_flags(), onednn_isa_limit())
-    available = available_memory()
-    num_q4 = num_packed_parameters(read_gguf_header(files.location)) if files.is_gguf else 0
-    weights = plan_weights(model, dtype.dtype, num_q4, available)
-    memory = config.kv_memory_bytes
-    if memory is None:
-        memory = default_kv_memory(available, weights.num_bytes)
-    sequence_tokens = config.max_model_len or min(max_model_len, MIN_SEQUENCE_TOKENS)
-    return LoadPlan(
-        files=files,
-        config=model,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_batched_tokens=config.max_batched_tokens or default_max_batched_tokens(model),
-        max_num_seqs=config.max_num_seqs,
-        kv=plan_kv(model, dtype.dtype, config.page_size, sequence_tokens, memory),
-        weights=weights,
-    )
-
-
-def default_max_batched_tokens(config: ModelConfig) -> int:
-    """A power of two, such that a step takes under half a second on two cores: by the number of multiplications.
-
-    Never under MIN_BATCHED_TOKENS, though with more than 1.5 billion parameters a step then takes longer: it reads all
-    weights however few its tokens, which takes as long as the multiplications of some 20 tokens.
-    """
-    tokens = CPU_STEP_MULTIPLICATIONS // num_parameters(config)
-    return max(MIN_BATCHED_TOKENS, min(MAX_BATCHED_TOKENS, 1 << max(0, tokens.bit_length() - 1)))
-
-
 def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None = None) -> Model:
     """Reads the weights, and the vocabulary unless it is handed in."""
     forms = plan.weights.forms
-    weights = load_weights(
-        plan.files, plan.config, plan.dtype.dtype, lambda share: progress("weights", share), keep_packed=forms.int4
-    )
+    placement = WeightPlacement(plan.dtype.dtype, plan.device.torch_device, keep_packed=forms.int4)
+    weights = load_weights(plan.files, plan.config, placement, lambda share: progress("weights", share))
     if vocabulary is None:
         vocabulary = load_vocabulary(plan.files)
     return Model(plan.config, weights, forms, vocabulary.num_tokens)
@@ -147,8 +83,14 @@ def load_model(plan: LoadPlan, progress: Progress, vocabulary: Vocabulary | None
 
 def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
     """A runner that has not run yet."""
-    forward = CpuForward(model, cpu_ops(), plan.kv, plan.max_model_len)
-    return ModelRunner(forward, Sampler(plan.config.vocab_size, "cpu", model.num_tokens), engine_info(plan, model))
+    info = engine_info(plan, model)
+    if plan.device.kind is DeviceKind.CPU:
+        forward = CpuForward(model, cpu_ops(), plan.kv, plan.max_model_len)
+        return ModelRunner(forward, Sampler(plan.config.vocab_size, "cpu", model.num_tokens), info)
+    # By name, so that triton, which that module needs, is imported only where kernels of it run: an installation for
+    # CPUs has none.
+    device_runner = cast(DeviceRunnerModule, importlib.import_module(_DEVICE_RUNNER))
+    return device_runner.make_device_runner(plan, model, info)
 
 
 def engine_info(plan: LoadPlan, model: Model) -> EngineInfo:
@@ -156,8 +98,8 @@ def engine_info(plan: LoadPlan, model: Model) -> EngineInfo:
     return EngineInfo(
         model=plan.files.name,
         architecture=plan.config.architecture,
-        fingerprint=model_fingerprint(plan.files, plan.config, model.weights, plan.kv.page_size),
-        device="cpu",
+        fingerprint=model_fingerprint(plan.files, plan.config, model.weights, plan.kv.page_size, plan.device.kind),
+        device=plan.device.kind.value,
         dtype=plan.dtype.name,
         dtype_reason=plan.dtype.reason,
         vocab_size=plan.config.vocab_size,

@@ -44,6 +44,9 @@ class ForwardPass(Protocol):
     def kv_pages(self, page: int) -> Tensor:
         """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
 
+    def capture_graphs(self) -> None:
+        """Once, after a first step of each phase and while no sequence holds pages: CUDA graphs, if there are any."""
+
 
 class TokenSampler(Protocol):
     """Draws from logits; see `sampler.Sampler`."""
@@ -96,6 +99,11 @@ class ModelRunner:
     def kv_pages(self, page: int) -> Tensor:
         """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
         return self._forward.kv_pages(page)
+
+    def capture_graphs(self) -> None:
+        """Once, after a first step of each phase and while no sequence holds pages: CUDA graphs, if there are any."""
+        with torch.inference_mode():
+            self._forward.capture_graphs()
 
     def finish_loading(self, seconds: float) -> None:
         """Notes how long it took until the first step can run."""

@@ -44,6 +44,12 @@ def plan_weights(config: ModelConfig, dtype: torch.dtype, num_q4: int, available
     return WeightPlan(forms=forms, problems=problems, num_bytes=num_bytes, peak_bytes=peak_bytes)
 
 
+def plan_plain_weights(config: ModelConfig, dtype: torch.dtype) -> WeightPlan:
+    """Plain weights, whether or not they fit."""
+    num_bytes, peak_bytes = weight_bytes(config, dtype, 0, PLAIN_FORMS)
+    return WeightPlan(forms=PLAIN_FORMS, problems=(), num_bytes=num_bytes, peak_bytes=peak_bytes)
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all matrices; norms and biases are left out, a thousandth of them at most."""
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)

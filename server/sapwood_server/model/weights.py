@@ -29,6 +29,16 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True)
+class WeightPlacement:
+    """Where weights go, and in which form."""
+
+    dtype: torch.dtype
+    device: torch.device
+    keep_packed: bool = False
+    """Matrices keep the integers of Q4_0 and Q4_1 as well, on the CPU."""
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer. H hidden, I intermediate, D head_dim, nq and nkv heads. Norm weights are fp32."""
 
@@ -65,20 +75,19 @@ class ModelWeights:
 
 
 def load_weights(
-    files: ModelFiles, config: ModelConfig, dtype: torch.dtype, progress: Callable[[float], None], keep_packed: bool
+    files: ModelFiles, config: ModelConfig, placement: WeightPlacement, progress: Callable[[float], None]
 ) -> ModelWeights:
-    """Loads all weights to the CPU, layer by layer, rounded to `dtype` (norms to fp32).
+    """Loads all weights, one tensor after the other, rounded to `placement.dtype` (norms to fp32).
 
-    `progress` is called with the share done, ending in 1. With `keep_packed`, matrices keep the integers of Q4_0 and
-    Q4_1 as well. StartupError, naming file and tensor, for one that is missing, left over, misshapen, cut short, of
-    a type that is not accepted, or too large for `dtype`.
+    `progress` is called with the share done, ending in 1. StartupError, naming file and tensor, for one that is
+    missing, left over, misshapen, cut short, of a type that is not accepted, or too large for the dtype.
     """
     source: TensorSource
     if files.is_gguf:
-        source = GgufSource(read_gguf_header(files.location), config, keep_packed)
+        source = GgufSource(read_gguf_header(files.location), config, placement.keep_packed)
     else:
         source = SafetensorsSource(files.location, config)
-    loader = _Loader(source, config, dtype)
+    loader = _Loader(source, config, placement)
     embedding, lm_head = loader.embedding_and_head()
     layers = []
     for index in range(config.num_layers):
@@ -91,12 +100,14 @@ def load_weights(
 
 
 class _Loader:
-    """Allocates in the asked dtype and has the source write into it."""
+    """Allocates in the asked dtype, has the source write into it, and moves it to the asked device: weights of a GPU
+    pass through the CPU's memory one by one."""
 
-    def __init__(self, source: TensorSource, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, source: TensorSource, config: ModelConfig, placement: WeightPlacement) -> None:
         self._source = source
         self._config = config
-        self._dtype = dtype
+        self._dtype = placement.dtype
+        self._device = placement.device
 
     def embedding_and_head(self) -> tuple[Tensor, Matrix]:
         vocab_size, hidden_size = self._config.vocab_size, self._config.hidden_size
@@ -129,14 +140,14 @@ class _Loader:
         dense = torch.empty(sum(rows_by_name.values()), columns, dtype=self._dtype)
         views = torch.split(dense, list(rows_by_name.values()))
         parts = [self._fill(name, view) for name, view in zip(rows_by_name, views, strict=True)]
-        return Matrix(dense, merge_packed(parts))
+        return Matrix(dense.to(self._device), merge_packed(parts))
 
     def vectors(self, size_by_name: dict[str, int], dtype: torch.dtype) -> Tensor:
         """The named vectors, one after the other."""
         vector = torch.empty(sum(size_by_name.values()), dtype=dtype)
         for name, view in zip(size_by_name, torch.split(vector, list(size_by_name.values())), strict=True):
             self._fill(name, view)
-        return vector
+        return vector.to(self._device)
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         return self.vectors({name: size}, dtype)

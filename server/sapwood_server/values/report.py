@@ -12,6 +12,7 @@ class ComputeReport(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     device_detail: str
     """The CPU's vector capability and threads, or the GPU's name."""
+    device_reason: str
     dtype: str
     dtype_reason: str
     packed: str

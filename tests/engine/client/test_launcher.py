@@ -67,3 +67,19 @@ def test_a_command_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
         context.term()
 
     asyncio.run(scenario())
+
+
+def test_an_engine_is_given_the_environment_of_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that ends with 0 iff Triton's variable is there."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    command = ("sh", "-c", 'test "$TRITON_INTERPRET" = 1')
+
+    async def ending(device: str) -> str:
+        context = zmq.asyncio.Context()
+        engine = await EngineProcess.spawn(command, ServerConfig(device=device), context, f"ipc://{tmp_path}/{device}")
+        ending = await engine.release()
+        context.destroy(linger=0)
+        return ending
+
+    assert asyncio.run(ending("interpreter")) == "exit code 0"
+    assert asyncio.run(ending("cpu")) == "exit code 1"

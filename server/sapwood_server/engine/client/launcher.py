@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from sapwood_server.config import ServerConfig
+from sapwood_server.config import ServerConfig, engine_environment
 from sapwood_server.errors import StartupError
 from sapwood_server.values.messages import FromEngine, ToEngine
 
@@ -77,7 +77,12 @@ class EngineProcess:
         socket.bind(endpoint)
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, endpoint, stdin=PIPE, stdout=_STDERR, start_new_session=True
+                *command,
+                endpoint,
+                stdin=PIPE,
+                stdout=_STDERR,
+                start_new_session=True,
+                env=engine_environment(config),
             )
         except OSError as error:
             socket.close(linger=0)

@@ -1,0 +1,88 @@
+"""A GPU's memory, shared out before a weight is read: weights, what a step needs besides, and KV pages get the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sapwood_server.errors import StartupError
+from sapwood_server.model.config import ModelConfig
+
+LIBRARY_BYTES = 512 * 2**20
+"""What cuBLAS, loaded kernels and gaps between blocks may take. A guess, to be measured on a GPU."""
+_FP32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizes:
+    """The most that a step may hold."""
+
+    num_tokens: int
+    num_sequences: int
+    """Sequences that decode; also samples."""
+    max_model_len: int
+    split_size: int
+    """Of the decode kernel, in tokens."""
+
+    @property
+    def max_splits(self) -> int:
+        """Splits of the longest sequence."""
+        return -(-self.max_model_len // self.split_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """What CUDA says of one GPU, in bytes."""
+
+    total: int
+    free: int
+
+
+def step_bytes(config: ModelConfig, dtype: torch.dtype, sizes: StepSizes) -> int:
+    """Bytes that a step takes beside weights and pages: the sum of four parts, each as large as it gets.
+
+    Activations of one layer (of two runs: the graphs of decode steps hold a second set); logits, as the head gives
+    them, in fp32, and twice more for what sampling makes of them; partial results of split decode attention; rotary
+    table and block tables.
+    """
+    num_heads, head_dim = config.num_heads, config.head_dim
+    # qkv; then queries, what the two phases attended to, and that joined.
+    qkv = (4 * num_heads + 2 * config.num_kv_heads) * head_dim
+    per_token = config.hidden_size * (_FP32 + 3 * dtype.itemsize)
+    per_token += (qkv + 3 * config.intermediate_size) * dtype.itemsize
+    activations = (sizes.num_tokens + sizes.num_sequences) * per_token
+    logits = sizes.num_sequences * config.vocab_size * (dtype.itemsize + 4 * _FP32)
+    partials = sizes.num_sequences * sizes.max_splits * num_heads * (head_dim + 2) * _FP32
+    tables = sizes.max_model_len * head_dim * _FP32 + 2 * sizes.num_sequences * sizes.max_model_len
+    return activations + logits + partials + tables
+
+
+def gpu_kv_memory(memory: GpuMemory, utilization: float, weights: int, step: int) -> int:
+    """Bytes for pages when nobody stated them: the share `utilization` of the whole memory, less what is in use before
+    we start, less weights, step and libraries. StartupError, with both numbers, if nothing is left."""
+    budget = int(memory.total * utilization) - (memory.total - memory.free)
+    left = budget - weights - step - LIBRARY_BYTES
+    if left <= 0:
+        raise StartupError(
+            f"the model's weights take {weights} bytes and a step {step + LIBRARY_BYTES} bytes, but "
+            f"--gpu-memory-utilization {utilization} leaves {max(budget, 0)} bytes of {memory.total} (lower "
+            "--max-batched-tokens, --max-num-seqs or --max-model-len, or raise the share)"
+        )
+    return left
+
+
+def check_gpu_memory(memory: GpuMemory, kv: int, weights: int, step: int) -> None:
+    """StartupError, with both numbers, if stated pages don't fit beside the rest."""
+    needed = weights + step + LIBRARY_BYTES + kv
+    if needed > memory.free:
+        raise StartupError(
+            f"weights, a step and --kv-memory take {weights} + {step + LIBRARY_BYTES} + {kv} = {needed} bytes, but "
+            f"{memory.free} bytes of the GPU's memory are free (lower --kv-memory)"
+        )
+
+
+def read_gpu_memory(device: torch.device) -> GpuMemory:
+    """Of a CUDA device, now."""
+    free, total = torch.cuda.mem_get_info(device)
+    return GpuMemory(total=total, free=free)
