@@ -20,7 +20,7 @@ from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import ARCHITECTURES, make_tiny_model, tiny_config
 
 PATH = Path("config.json")
-YARN = {"rope_type": "yarn", "original_max_position_embeddings": 256}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
 
 
 def read(architecture: str = "llama", remove: tuple[str, ...] = (), **overrides: Any) -> ModelConfig:
@@ -197,11 +197,15 @@ def test_a_mistral_that_says_nothing_of_a_window_has_transformers_own() -> None:
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf; expected a positive number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0.0; expected a positive number"),
         (
-            {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
-            "'factor' is missing",
+            {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 256}},
+            "'factor' is missing (yarn needs it: a number, or null for max_position_embeddings over the original)",
         ),
         (
-            {"rope_parameters": YARN | {"original_max_position_embeddings": 0, "factor": 2.0}},
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0, "factor": None}},
+            "original_max_position_embeddings is 0; expected a positive number",
+        ),
+        (
+            {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
             "original_max_position_embeddings is 0; expected a positive number",
         ),
         ({"rope_parameters": YARN | {"beta_fast": 1.0}}, "beta_slow is 1.0; expected less than beta_fast, 1.0"),

@@ -132,7 +132,7 @@ def _rope_scaling(rope: _Object, max_position_embeddings: int) -> RopeScaling | 
             high_freq_factor=rope.require("high_freq_factor", float),
         )
     if kind == "yarn":
-        factor = rope.require("factor", float, max_position_embeddings / original if original > 0 else None)
+        factor = _yarn_factor(rope, max_position_embeddings / original if original > 0 else 1.0)
         return RopeScaling(
             kind="yarn",
             factor=factor,
@@ -143,6 +143,17 @@ def _rope_scaling(rope: _Object, max_position_embeddings: int) -> RopeScaling | 
             truncate=rope.require("truncate", bool, True),
         )
     raise StartupError(f"{rope.path}: 'rope_type' is {kind!r} (accepted: {', '.join(ROPE_TYPES)})")
+
+
+def _yarn_factor(rope: _Object, extension: float) -> float:
+    """As stated; `null` stands for how many times longer than the original the context is (so transformers reads it).
+    A file that leaves the key out is refused, as there."""
+    if "factor" not in rope.values:
+        raise StartupError(
+            f"{rope.path}: 'factor' is missing (yarn needs it: a number, or null for max_position_embeddings over the "
+            "original)"
+        )
+    return rope.require("factor", float, extension)
 
 
 def _yarn_attention_factor(rope: _Object, factor: float) -> float:
