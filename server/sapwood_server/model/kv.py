@@ -50,7 +50,7 @@ class PagedKV(PageBounds):
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
         super().__init__(num_pages, page_size)
         shape = (config.num_layers, 2, config.num_kv_heads, num_pages, page_size, config.head_dim)
-        self.pages = _untouched_zeros(shape, dtype)
+        self.pages = untouched_zeros(shape, dtype)
         self.num_layers = config.num_layers
         self._layers: tuple[Tensor, ...] = tuple(layer.permute(2, 0, 1, 3, 4) for layer in self.pages)
         # [num_layers * 2 * num_kv_heads, num_slots, head_dim]
@@ -76,7 +76,7 @@ class PagedKV(PageBounds):
         self._slots.index_copy_(1, slots, tokens.flatten(0, 2).to(self._slots.dtype))
 
 
-def _untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros as the operating system gives them: memory that is resident only once it is written. (`torch.zeros` writes
     them, and 4 GiB of them take seconds.)"""
     num_bytes = math.prod(shape) * dtype.itemsize
