@@ -101,7 +101,49 @@ def test_a_command_that_answers_no_http_refuses_its_flags(
 
 @pytest.mark.parametrize("flag", ["--colour", "--max-num-seq", "--prefixcache"])
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    assert flag in refusal(capsys, "m", flag, "1", code=2)
+    (line,) = refusal(capsys, "m", flag, "1", code=2).splitlines()
+    assert flag in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("serve --port abc", ("sapwood serve", "--port is 'abc'", "integer")),
+        ("serve m --port=abc", ("--port is 'abc'", "integer")),
+        ("serve --port 1 --port x", ("--port is 'x'",)),
+        ("serve --gpu-memory-utilization much", ("--gpu-memory-utilization is 'much'", "number")),
+        ("generate m p --temperature 9", ("sapwood generate", "--temperature is '9'", "less than or equal to 2")),
+        ("bench ttft --repeats x", ("sapwood bench ttft", "--repeats is 'x'", "integer")),
+        ("serve --port " + "9" * 5000, ("--port is '9999",)),
+        ("serve --prefix-cache=3", ("--prefix-cache", "does not take a value")),
+        ("serve --dtype", ("--dtype", "requires an argument")),
+        ("serve --max-num-seq 3", ("--max-num-seq", "--max-num-seqs")),
+        ("serve m n", ("extra argument", "n")),
+        ("generate", ("sapwood generate", "prompt")),
+        ("serv", ("'serv'", "serve", "generate")),
+        ("bench all all", ("extra argument", "all")),
+        ("bench speed", ("'speed'", "cpu-speed")),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], arguments: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sapwood")
+    assert all(word in line for word in words), line
+    assert len(line) < 400
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]], ids=str)
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert "Commands" in printed.out
+    assert printed.err == ""
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,31 @@ from typing import Annotated
 import typer
 
 from sapwood_server.errors import SapwoodError
+from sapwood_server.usage import USAGE_EXIT_CODE, usage_line
 
 COMMAND_GROUP = "sapwood.commands"
 """The entry points of the sub-commands: each has its first word as a name and gives `register(app)`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends in SystemExit. A SapwoodError is one line on stderr and exit code 1."""
+    """Run the command line; ends in SystemExit. What is wrong is one line on stderr: a SapwoodError with exit code 1, a
+    command line that can't be read with 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     app = typer.Typer(name="sapwood", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for register in _registrations(given):
         register(app)
     try:
-        app(given, prog_name="sapwood")
+        code = app(given, prog_name="sapwood", standalone_mode=False)
+    except typer.TyperException as error:
+        line = usage_line(error, given)
+        if line:
+            typer.echo(line, err=True)
+        raise SystemExit(USAGE_EXIT_CODE) from None
     except SapwoodError as error:
         typer.echo(f"sapwood: {' '.join(str(error).split())}", err=True)
         raise SystemExit(1) from None
+    raise SystemExit(code or 0)
 
 
 def _registrations(arguments: Sequence[str]) -> list[Callable[[typer.Typer], None]]:
