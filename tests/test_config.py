@@ -17,6 +17,8 @@ from sapwood_server.errors import StartupError
         ("512 MB", 512 * 10**6),
         ("7b", 7),
         ("1e6", 10**6),
+        ("1TiB", 2**40),
+        ("0.5 TB", 5 * 10**11),
     ],
 )
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
@@ -24,11 +26,25 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     assert ServerConfig(kv_memory=text).kv_memory_bytes == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "0", "-1GiB", "0.1", "1 GiB 2", "1Gbit", "nan", "inf", "1e999"])
+@pytest.mark.parametrize("text", ["", "lots", "0", "-1GiB", "0.1", "1 GiB 2", "1Gbit", "1PiB", "nan", "inf", "1e999"])
 def test_what_is_no_size_is_quoted(text: str) -> None:
     with pytest.raises(StartupError, match="accepted: a positive number") as caught:
         ServerConfig(kv_memory=text)
     assert repr(text) in str(caught.value)
+    assert "TiB" in str(caught.value)
+
+
+def test_a_context_without_room_for_a_prompt_and_an_answer_is_refused() -> None:
+    with pytest.raises(StartupError, match="--max-model-len is 1; accepted: 2 to ") as caught:
+        ServerConfig(max_model_len=1)
+    assert "a token of a prompt and its answer" in str(caught.value)
+    assert ServerConfig(max_model_len=2).max_model_len == 2
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n"])
+def test_a_name_that_nobody_can_ask_for_is_refused(name: str) -> None:
+    with pytest.raises(StartupError, match="--served-model-name is empty"):
+        ServerConfig(served_model_name=("good", name))
 
 
 def test_no_text_of_a_configuration_holds_a_key() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import quote
 from sapwood_server.values.demo import DEMO_MODEL
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -16,7 +17,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _TRITON_INTERPRET = "TRITON_INTERPRET"
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_DECIMAL_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS = _DECIMAL_UNITS | {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def parse_bytes(text: str) -> int:
@@ -30,7 +32,8 @@ def parse_bytes(text: str) -> int:
         size = 0
     if size <= 0:
         raise StartupError(
-            f"not a size in bytes: {text!r} (accepted: a positive number, alone or with KiB, MiB, GiB, KB, MB, GB)"
+            f"not a size in bytes: {quote(text)} (accepted: a positive number, alone or with KiB, MiB, GiB, TiB, KB, MB, "
+            "GB, TB)"
         )
     return size
 
@@ -67,7 +70,7 @@ class ServerConfig:
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16 for weights, activations and KV.")
     device: str = _option("auto", "auto, cpu, cuda, or interpreter (CUDA's kernels on the CPU, very slow).")
     max_model_len: int | None = _option(None, "Longest prompt + completion, in tokens; default: the model's own.")
-    max_num_seqs: int = _option(64, "Most sequences that run at once.")
+    max_num_seqs: int = _option(64, "Most sequences that run at once; never more than a step has tokens.")
     max_batched_tokens: int | None = _option(None, "Most tokens computed in one step; default: by device and model.")
     page_size: int = _option(16, "Tokens per KV page: 16, 32 or 64.")
     kv_memory: str | None = _option(None, "Memory for KV pages: bytes, or with a unit as in 2GiB; default: by device.")
@@ -83,6 +86,11 @@ class ServerConfig:
         (), "Name(s) that requests may use for the model; several allowed.", http=True
     )
     prefix_cache: bool = _option(True, "Reuse the KV of earlier tokens.", flag="--prefix-cache/--no-prefix-cache")
+    deterministic: bool = _option(
+        False,
+        "Give a request the same bits cold, cached, in chunks and in any batch; slower.",
+        flag="--deterministic/--no-deterministic",
+    )
     strict_max_tokens: bool = _option(False, "Refuse prompt + max_tokens over the context instead of lowering it.")
     enable_test_hooks: bool = _option(
         False, "Accept forced_tokens in requests. Never on a server that others use.", http=True
@@ -98,9 +106,10 @@ class ServerConfig:
         self._in_range("port", self.port, 0, 65535)
         self._in_range("max-num-seqs", self.max_num_seqs, 1, 4096)
         self._in_range("seed", self.seed, 0, 2**64 - 1)
-        for name, value in (("max-model-len", self.max_model_len), ("max-batched-tokens", self.max_batched_tokens)):
-            if value is not None:
-                self._in_range(name, value, 1, 2**31 - 1)
+        if self.max_model_len is not None:
+            self._in_range("max-model-len", self.max_model_len, 2, 2**31 - 1, ": a token of a prompt and its answer")
+        if self.max_batched_tokens is not None:
+            self._in_range("max-batched-tokens", self.max_batched_tokens, 1, 2**31 - 1)
         if not 0.05 <= self.gpu_memory_utilization <= 1.0:
             raise StartupError(f"--gpu-memory-utilization is {self.gpu_memory_utilization}; accepted: 0.05 to 1.0")
         if self.kv_memory is not None:
@@ -109,7 +118,7 @@ class ServerConfig:
             raise StartupError("--host is empty; accepted: an address, such as 127.0.0.1, or 0.0.0.0 for all")
         if any(not key or key != key.strip() for key in self.api_key):  # not quoted: it is a secret
             raise StartupError("--api-key is empty or has white space around it, which no header can carry")
-        if any(not name for name in self.served_model_name):
+        if any(not name.strip() for name in self.served_model_name):
             raise StartupError("--served-model-name is empty; accepted: a non-empty string")
 
     @property
@@ -120,12 +129,12 @@ class ServerConfig:
     @staticmethod
     def _one_of(name: str, value: object, accepted: tuple[object, ...]) -> None:
         if value not in accepted:
-            raise StartupError(f"--{name} is {value!r}; accepted: {', '.join(map(str, accepted))}")
+            raise StartupError(f"--{name} is {quote(value)}; accepted: {', '.join(map(str, accepted))}")
 
     @staticmethod
-    def _in_range(name: str, value: int, low: int, high: int) -> None:
+    def _in_range(name: str, value: int, low: int, high: int, why: str = "") -> None:
         if not low <= value <= high:
-            raise StartupError(f"--{name} is {value}; accepted: {low} to {high}")
+            raise StartupError(f"--{name} is {value}; accepted: {low} to {high}{why}")
 
 
 def engine_environment(config: ServerConfig) -> dict[str, str]:

@@ -190,6 +190,7 @@ def test_a_mistral_that_says_nothing_of_a_window_has_transformers_own() -> None:
         ({"num_hidden_layers": 0}, "num_layers is 0; expected a positive number"),
         ({"num_attention_heads": 0}, "'num_attention_heads' is 0; expected a positive number"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; expected a positive number"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings is 1; expected at least 2"),
         ({"num_key_value_heads": 3}, "4 heads can't share 3 key-value heads evenly"),
         ({"head_dim": 7}, "head_dim is 7; expected an even number"),
         ({"architectures": [["LlamaForCausalLM"]]}, "'architectures' is [['LlamaForCausalLM']]"),

@@ -85,6 +85,11 @@ class ModelConfig:
             _check_positive(path, name, value)
         if self.num_heads % self.num_kv_heads:
             raise StartupError(f"{path}: {self.num_heads} heads can't share {self.num_kv_heads} key-value heads evenly")
+        if self.max_position_embeddings < 2:
+            raise StartupError(
+                f"{path}: max_position_embeddings is {self.max_position_embeddings}; expected at least 2, for a token "
+                "of a prompt and its answer"
+            )
         if self.head_dim % 2:
             raise StartupError(f"{path}: head_dim is {self.head_dim}; expected an even number")
         if self.rope_scaling is not None:
