@@ -32,8 +32,8 @@ def parse_bytes(text: str) -> int:
         size = 0
     if size <= 0:
         raise StartupError(
-            f"not a size in bytes: {quote(text)} (accepted: a positive number, alone or with KiB, MiB, GiB, TiB, KB, MB, "
-            "GB, TB)"
+            f"not a size in bytes: {quote(text)} (accepted: a positive number, alone or with KiB, MiB, GiB, TiB, KB, "
+            "MB, GB, TB)"
         )
     return size
 
