@@ -64,16 +64,22 @@ class AttentionConfig:
     """Per thread, as the compile gate has seen it; the gate fails above it."""
     split_size: int = 0
     """Decode: keys of a split, a multiple of `block_n` and of every page size. 0 for prefill."""
+    row_blocks: int = 1
+    """Decode: row blocks of `block_m` rows that a wide item carries over one loaded tile. 1: there is no wide form."""
+    max_wide_registers: int = 0
+    """The bound of the wide form; 0 where there is none."""
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "num_warps"):
             value, least = getattr(self, name), 1 if name == "num_warps" else 16
             if value < least or value & (value - 1):
                 raise ValueError(f"{name} is {value}; accepted: a power of two from {least}")
-        if self.num_stages < 1:
-            raise ValueError(f"num_stages is {self.num_stages}; accepted: 1 or more")
-        if not 1 <= self.max_registers <= 255:
-            raise ValueError(f"max_registers is {self.max_registers}; accepted: 1 to 255")
+        for name in ("num_stages", "row_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
+        for name, least in (("max_registers", 1), ("max_wide_registers", 0)):
+            if not least <= getattr(self, name) <= 255:
+                raise ValueError(f"{name} is {getattr(self, name)}; accepted: {least} to 255")
         if self.split_size < 0 or self.split_size % self.block_n:
             raise ValueError(f"split_size is {self.split_size}; accepted: a multiple of block_n, {self.block_n}, or 0")
 
@@ -199,6 +205,11 @@ def _parse_row(values: dict[str, object]) -> ConfigRow:
     split_size = row.config.split_size
     if (split_size == 0) != (row.phase is AttentionPhase.PREFILL) or any(split_size % size for size in PAGE_SIZES):
         raise ValueError(f"split_size is {split_size}; accepted: 0 for prefill, else a multiple of {PAGE_SIZES}")
+    if (row.config.row_blocks > 1) != (row.config.max_wide_registers > 0):
+        raise ValueError(
+            f"row_blocks is {row.config.row_blocks} and max_wide_registers {row.config.max_wide_registers}; "
+            "accepted: a bound for a wide form, and none without one"
+        )
     if max(row.groups) > row.config.block_m:
         raise ValueError(f"block_m is {row.config.block_m}; accepted: at least a group, {max(row.groups)}")
     if not row.source.startswith(("measured: ", "guess: ")):
