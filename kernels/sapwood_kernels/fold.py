@@ -16,6 +16,22 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def log2_scores(products: tl.tensor, scale: tl.tensor, softcap: tl.constexpr) -> tl.tensor:
+    """Scores in units of log 2 from `q k^T`: `products * scale`, capped if `softcap` isn't 0.
+
+    scale fp32 holds log2(e) as a factor, softcap is in natural units: `cap * tanh(score / cap)` (Gemma 2, 2024), with
+    `tanh(x) = 1 - 2 / (exp(2 x) + 1)`, which overflows to 1 and -1, not to NaN.
+    """
+    if softcap == 0:
+        scores = products * scale
+    else:
+        grown = tl.exp2(products * (scale * (2 / softcap)))
+        # A kernel sees no plain global, so LOG2_E stands here as a number.
+        scores = (1 - 2 / (grown + 1)) * (softcap * 1.4426950408889634)
+    return scores
+
+
+@triton.jit
 def online_softmax(scores: tl.tensor, maximum: tl.tensor, total: tl.tensor, acc: tl.tensor) -> tuple[tl.tensor, ...]:
     """One tile's scores taken in: `(weights, maximum, total, acc)`, the last three rescaled to the new maximum.
 
