@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sapwood_kernels.reference import count_heads
-from sapwood_kernels.values import HeadNorms, PagedSequence
+from sapwood_kernels.values import UNIT_SCALES, AttentionRule, HeadNorms, KVScales, PagedBatch, PagedSequence
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -34,8 +34,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def rope_kv_store(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_norms: HeadNorms | None) -> Tensor:
-    """See `reference.rope_kv_store`. kv's strides are those of `[2, num_kv_heads, num_pages, page_size, head_dim]`."""
+def rope_kv_store(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    head_norms: HeadNorms | None,
+    scales: KVScales = UNIT_SCALES,
+) -> Tensor:
+    """See `reference.rope_kv_store`. kv's strides are those of `[2, num_kv_heads, num_pages, page_size, head_dim]`;
+    every token has a slot."""
+    check_scales(scales)
     num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
     num_heads = count_heads(qkv, num_kv_heads, head_dim)
     heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -46,34 +55,41 @@ def rope_kv_store(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_
     first, second = rotating.chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
     new = torch.cat((turned[:, num_heads:], heads[:, num_heads + num_kv_heads :]), dim=1).to(kv.dtype)
-    slots_of_heads = _pages_of_heads(kv).view(2 * num_kv_heads, -1, head_dim)
+    slots_of_heads = pages_of_heads(kv).view(2 * num_kv_heads, -1, head_dim)
     slots_of_heads.index_copy_(1, slots, new.transpose(0, 1))
     return turned[:, :num_heads]
 
 
-def paged_prefill(q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence], scale: float) -> Tensor:
-    """See `reference.paged_prefill`: pages gathered side by side, then torch's flash attention."""
+def paged_prefill(
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    work: Sequence[PagedSequence],
+    rule: AttentionRule,
+    scales: KVScales = UNIT_SCALES,
+) -> Tensor:
+    """See `reference_attention.paged_prefill`: pages gathered side by side, then torch's flash attention.
+
+    Decode rows without a dense copy take it as well.
+    """
+    check_rule(rule)
+    check_scales(scales)
     num_kv_heads = kv.shape[2]
-    pages_of_heads = _pages_of_heads(kv)
+    pages = pages_of_heads(kv)
     out = torch.empty_like(q)
-    for sequence in sequences:
+    for sequence in work:
         rows = slice(sequence.first_query, sequence.first_query + sequence.num_queries)
-        tokens = pages_of_heads.index_select(1, sequence.pages).flatten(1, 2)[:, : sequence.num_keys]
+        tokens = pages.index_select(1, sequence.pages).flatten(1, 2)[:, : sequence.num_keys]
         out[rows] = functional.scaled_dot_product_attention(
             q[rows].transpose(0, 1).unsqueeze(0),
             tokens[:num_kv_heads].unsqueeze(0),
             tokens[num_kv_heads:].unsqueeze(0),
             attn_mask=sequence.mask,
             is_causal=sequence.mask is None and sequence.num_queries > 1,
-            scale=scale,
+            scale=rule.scale,
             enable_gqa=True,
         )[0].transpose(0, 1)
     return out
-
-
-def paged_decode(q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence], scale: float) -> Tensor:
-    """See `reference.paged_decode`."""
-    return paged_prefill(q, kv, sequences, scale)
 
 
 def rotate(x: Tensor, rotations: Tensor, out: Tensor) -> None:
@@ -100,6 +116,25 @@ def norm_heads(heads: Tensor, num_heads: int, head_norms: HeadNorms) -> None:
     heads[:, num_heads:].mul_(head_norms.key)
 
 
+def pages_of_heads(kv: Tensor) -> Tensor:
+    """`[2 * num_kv_heads, num_pages, page_size, head_dim]`: a view. A layout that needs a copy for it is refused by
+    torch, here or where pages are viewed as slots."""
+    return kv.permute(1, 2, 0, 3, 4).view(2 * kv.shape[2], kv.shape[0], kv.shape[3], kv.shape[4])
+
+
+def check_rule(rule: AttentionRule) -> None:
+    """Raises ValueError for a rule that the CPU's ops don't compute: they know a scale and causality."""
+    for name, value in (("window", rule.window), ("softcap", rule.softcap), ("sinks", rule.sinks)):
+        if value is not None:
+            raise ValueError(f"{name} is {value}; accepted on the CPU: None")
+
+
+def check_scales(scales: KVScales) -> None:
+    """Raises ValueError for scales: they are for pages of 8 bits, which the CPU has none of."""
+    if scales != UNIT_SCALES:
+        raise ValueError(f"scales are {scales}; accepted on the CPU: {UNIT_SCALES}")
+
+
 def _normalised(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """RMS norm of x into `out`, which may have another dtype. One token takes two calls (4 us, torch's rms_norm 11):
     its factor is a Python float."""
@@ -114,9 +149,3 @@ def _normalised(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
 @functools.cache
 def _zero() -> Tensor:
     return torch.zeros(1)
-
-
-def _pages_of_heads(kv: Tensor) -> Tensor:
-    """`[2 * num_kv_heads, num_pages, page_size, head_dim]`: a view. A layout that needs a copy for it is refused by
-    torch, here or where pages are viewed as slots."""
-    return kv.permute(1, 2, 0, 3, 4).view(2 * kv.shape[2], kv.shape[0], kv.shape[3], kv.shape[4])

@@ -1,4 +1,6 @@
-"""Every op as a plain formula in fp32: the oracle. Never tuned. The fast forms of an op have the same signature.
+"""Ops as plain formulas in fp32: the oracle. Never tuned. The fast forms of an op have the same signature.
+
+Attention over pages is in `reference_attention`, what is done to logits in `reference_logits`.
 
 One layer's pages are `kv [num_pages, 2, num_kv_heads, page_size, head_dim]`, of any strides; token `p` of a sequence is
 in slot `p % page_size` of page `pages[p // page_size]`, and slot number `page * page_size + p % page_size` names it.
@@ -6,8 +8,6 @@ Page 0 is reserved: never written, always zero.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from sapwood_kernels.check import (
     check_kv,
     check_shape,
 )
-from sapwood_kernels.values import HeadNorms, PagedSequence
+from sapwood_kernels.values import UNIT_SCALES, HeadNorms, KVScales
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -54,13 +54,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
-def rope_kv_store(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_norms: HeadNorms | None) -> Tensor:
+def rope_kv_store(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    head_norms: HeadNorms | None,
+    scales: KVScales = UNIT_SCALES,
+) -> Tensor:
     """Norms heads (if asked to), rotates queries and keys, stores keys and values; returns the queries.
 
     qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], query, key, value heads in this order.
     cos_sin fp32 [num_tokens, head_dim]: cosines then sines of each token's angles (Su et al., 2021; half-split: element
-    i turns with element i + head_dim / 2). slots int64 [num_tokens], distinct, none in page 0.
-    -> q [num_tokens, num_heads, head_dim], like qkv.
+    i turns with element i + head_dim / 2). slots int64 [num_tokens], distinct, none in page 0; a token of slot -1 is
+    not stored. What is stored was divided by its scale. -> q [num_tokens, num_heads, head_dim], like qkv.
     """
     check_kv(kv)
     num_pages, _, num_kv_heads, page_size, head_dim = kv.shape
@@ -68,42 +75,19 @@ def rope_kv_store(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_
     check_shape("cos_sin", cos_sin, (qkv.shape[0], head_dim))
     check_dtype("cos_sin", cos_sin, (torch.float32,))
     check_shape("slots", slots, (qkv.shape[0],))
-    check_indices("slots", slots, page_size, num_pages * page_size)
+    check_indices("slots", slots[slots != -1], page_size, num_pages * page_size)
     heads = qkv.float().view(qkv.shape[0], -1, head_dim)
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if head_norms is not None:
         q = _normalised(q, head_norms.eps) * head_norms.query
         k = _normalised(k, head_norms.eps) * head_norms.key
     for token, slot in enumerate(slots.tolist()):
-        kv[slot // page_size, 0, :, slot % page_size] = _rotated(k[token], cos_sin[token]).to(kv.dtype)
-        kv[slot // page_size, 1, :, slot % page_size] = v[token].to(kv.dtype)
+        if slot == -1:
+            continue
+        key = _rotated(k[token], cos_sin[token]) / scales.key
+        kv[slot // page_size, 0, :, slot % page_size] = key.to(kv.dtype)
+        kv[slot // page_size, 1, :, slot % page_size] = (v[token] / scales.value).to(kv.dtype)
     return _rotated(q, cos_sin.unsqueeze(1)).to(qkv.dtype)
-
-
-def paged_prefill(q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence], scale: float) -> Tensor:
-    """Causal attention of each sequence's queries over its pages: `softmax(q k^T * scale) v`, query heads in groups.
-
-    q [num_tokens, num_heads, head_dim], every row in exactly one sequence -> like q.
-    """
-    check_attention(q, kv, sequences)
-    out = torch.full_like(q, float("nan"))
-    for sequence in sequences:
-        rows = slice(sequence.first_query, sequence.first_query + sequence.num_queries)
-        keys, values = _gathered(kv, sequence)
-        for row, query in enumerate(q[rows].float()):
-            visible = sequence.num_keys - sequence.num_queries + 1 + row
-            out[rows][row] = _attend(query, keys[:, :visible], values[:, :visible], scale).to(q.dtype)
-    return out
-
-
-def paged_decode(q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence], scale: float) -> Tensor:
-    """The same with one query per sequence: the last token of each.
-
-    q [num_sequences, num_heads, head_dim] -> like q.
-    """
-    if any(sequence.num_queries != 1 for sequence in sequences):
-        raise ValueError(f"num_queries is {[s.num_queries for s in sequences]}; accepted: 1 each")
-    return paged_prefill(q, kv, sequences, scale)
 
 
 def norm_heads(heads: Tensor, num_heads: int, head_norms: HeadNorms) -> None:
@@ -148,21 +132,6 @@ def count_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
     return heads - 2 * num_kv_heads
 
 
-def check_attention(q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence]) -> None:
-    """Shapes agree, the sequences' queries are q's rows in order, and their pages hold their keys."""
-    check_kv(kv)
-    num_pages, _, num_kv_heads, page_size, head_dim = kv.shape
-    check_shape("q", q, (sum(sequence.num_queries for sequence in sequences), None, head_dim))
-    check_heads(q.shape[1], num_kv_heads)
-    row = 0
-    for sequence in sequences:
-        if sequence.first_query != row:
-            raise ValueError(f"first_query is {sequence.first_query}; accepted: {row}, after the sequence before it")
-        row += sequence.num_queries
-        check_shape("pages", sequence.pages, (-(-sequence.num_keys // page_size),))
-        check_indices("pages", sequence.pages, 1, num_pages)
-
-
 def _normalised(x: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + eps)
 
@@ -171,16 +140,3 @@ def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin.chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _gathered(kv: Tensor, sequence: PagedSequence) -> tuple[Tensor, Tensor]:
-    """fp32 keys and values of the sequence, each [num_kv_heads, num_keys, head_dim]."""
-    tokens = kv[sequence.pages].float().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : sequence.num_keys]
-    return tokens[0], tokens[1]
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """query [num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> [num_heads, head_dim]."""
-    grouped = query.view(keys.shape[0], -1, keys.shape[2])
-    weights = torch.softmax(grouped @ keys.transpose(1, 2) * scale, dim=-1)
-    return (weights @ values).flatten(0, 1)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sapwood_kernels.check import check_indices
 
@@ -83,31 +87,40 @@ class PagedBatch:
 
 @dataclass(frozen=True)
 class PagedSequence:
-    """Some consecutive queries of one sequence, the last ones of its `num_keys` tokens, and where its KV lies.
+    """A sequence of a PagedBatch as the CPU's ops read it, planned once a step and used by every layer.
 
-    Query `i` of `n` sees the keys at positions `[0, num_keys - n + 1 + i)`. Planned once a step, used by every layer.
+    Raises ValueError if the counts can't be.
     """
 
     first_query: int
-    """Row of the step's `q` that holds query 0."""
+    """Row of the step's `q` that holds its first query."""
     num_queries: int
     pages: Tensor
     """int64 [ceil(num_keys / page_size)]."""
     num_keys: int
-    mask: Tensor | None
-    """The same rule as a bias to add to scores, [num_queries, num_keys], 0 or -inf; None where causality itself says
-    it: one query that sees everything, or as many queries as keys."""
+    dtype: torch.dtype
+    """Of `q`."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_queries <= self.num_keys:
+            raise ValueError(f"num_queries is {self.num_queries}; accepted: 1 to num_keys, {self.num_keys}")
+        check_indices("pages", self.pages, 1, 2**31)
+
+    @functools.cached_property
+    def mask(self) -> Tensor | None:
+        """What each query sees, as a bias to add to scores: 0 or -inf, [num_queries, num_keys]. None where causality
+        itself says it: one query that sees everything, or as many queries as keys."""
+        if self.num_queries in (1, self.num_keys):
+            return None
+        hidden = torch.full((self.num_queries, self.num_keys), float("-inf"), dtype=self.dtype)
+        return hidden.triu_(self.num_keys - self.num_queries + 1)
 
 
-def plan_sequence(
-    first_query: int, num_queries: int, pages: Tensor, num_keys: int, dtype: torch.dtype
-) -> PagedSequence:
-    """A PagedSequence with its mask in `dtype`. Raises ValueError if the counts can't be."""
-    if not 0 < num_queries <= num_keys:
-        raise ValueError(f"num_queries is {num_queries}; accepted: 1 to num_keys, {num_keys}")
-    check_indices("pages", pages, 1, 2**31)
-    mask = None
-    if 1 < num_queries < num_keys:
-        mask = torch.full((num_queries, num_keys), float("-inf"), dtype=dtype)
-        mask.triu_(num_keys - num_queries + 1)
-    return PagedSequence(first_query, num_queries, pages, num_keys, mask)
+def batch_of(sequences: Sequence[PagedSequence]) -> PagedBatch:
+    """The same sequences as tensors; each one's queries follow those of the one before it."""
+    counts = [sequence.num_queries for sequence in sequences]
+    return PagedBatch(
+        block_table=pad_sequence([sequence.pages.int() for sequence in sequences], batch_first=True),
+        num_keys=torch.tensor([sequence.num_keys for sequence in sequences], dtype=torch.int32),
+        first_query=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
+    )

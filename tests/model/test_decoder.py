@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sapwood_kernels import cpu
 from sapwood_kernels.dispatch import CpuOps
-from sapwood_kernels.values import PagedSequence
+from sapwood_kernels.values import AttentionRule, PagedBatch, PagedSequence
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan
 from support.stepping import DrivenSequence, Driver, make_config, make_runner
 from support.tiny_models import make_tiny_model
@@ -137,8 +137,10 @@ class WrongOps(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(cpu, name)
 
-    def paged_prefill(self, q: Tensor, kv: Tensor, sequences: Sequence[PagedSequence], scale: float) -> Tensor:
-        return cpu.paged_prefill(q, kv, sequences, scale * 1.001)
+    def paged_prefill(
+        self, q: Tensor, kv: Tensor, batch: PagedBatch, work: Sequence[PagedSequence], rule: AttentionRule
+    ) -> Tensor:
+        return cpu.paged_prefill(q, kv, batch, work, AttentionRule(rule.scale * 1.001))
 
 
 def test_a_wrong_op_is_noticed(case: TinyCase) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from sapwood_kernels import reference
 from sapwood_kernels.check import check_dtype, check_heads, check_indices, check_kv, check_shape
-from sapwood_kernels.values import HeadNorms, PagedSequence, plan_sequence
+from sapwood_kernels.values import HeadNorms, PagedSequence
 from support.ops import make_kv
 
 ZEROS = torch.zeros
@@ -51,12 +51,9 @@ def test_checks_name_the_tensor(call: Callable[[], None], message: str) -> None:
         (lambda: rope(slot=15), "slots holds 15 to 15; accepted: 16 to 63"),
         (lambda: rope(slot=64), "slots holds 64 to 64"),
         (lambda: rope(angles=6), "cos_sin has shape [1, 6]; accepted: [1, 8]"),
-        (lambda: attend(pages=[0]), "pages holds 0 to 0"),
-        (lambda: attend(pages=[4]), "pages holds 4 to 4; accepted: 1 to 3"),
-        (lambda: attend(pages=[1, 2]), "pages has shape [2]; accepted: [1]"),
-        (lambda: attend(pages=[1], rows=2), "q has shape [2, 4, 8]; accepted: [1, any, 8]"),
-        (lambda: attend(pages=[1], first=1), "first_query is 1; accepted: 0"),
-        (lambda: plan_sequence(0, 3, torch.tensor([1]), 2, torch.float32), "num_queries is 3; accepted: 1 to num_keys"),
+        (lambda: sequence(num_queries=0), "num_queries is 0; accepted: 1 to num_keys, 3"),
+        (lambda: sequence(num_queries=4), "num_queries is 4; accepted: 1 to num_keys, 3"),
+        (lambda: sequence(page=0), "pages holds 0 to 0"),
     ],
 )
 def test_ops_refuse_what_does_not_fit(call: Callable[[], None], message: str) -> None:
@@ -69,12 +66,5 @@ def rope(columns: int = 64, slot: int = 16, angles: int = 8) -> None:
     reference.rope_kv_store(ZEROS(1, columns), ZEROS(1, angles), torch.tensor([slot]), kv(), norms)
 
 
-def attend(pages: list[int], rows: int = 1, first: int = 0) -> None:
-    sequence = PagedSequence(first, 1, torch.tensor(pages), 3, None)
-    reference.paged_prefill(ZEROS(rows, 4, 8), kv(), [sequence], 1.0)
-
-
-def test_decode_takes_one_query_a_sequence() -> None:
-    sequence = PagedSequence(0, 2, torch.tensor([1]), 3, None)
-    with pytest.raises(ValueError, match=r"num_queries is \[2\]; accepted: 1 each"):
-        reference.paged_decode(ZEROS(2, 4, 8), kv(), [sequence], 1.0)
+def sequence(num_queries: int = 1, page: int = 1) -> None:
+    PagedSequence(0, num_queries, torch.tensor([page]), 3, torch.float32)

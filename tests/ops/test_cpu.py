@@ -8,36 +8,35 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
 
-from sapwood_kernels import cpu, reference
-from sapwood_kernels.dispatch import CpuOps, cpu_ops, reference_ops
-from sapwood_kernels.values import HeadNorms, PagedSequence, plan_sequence
-from support.ops import assert_close, make_kv, random_tensor
+from sapwood_kernels import cpu, cpu_deterministic, reference, reference_attention
+from sapwood_kernels.dispatch import cpu_ops
+from sapwood_kernels.values import AttentionRule, HeadNorms, KVScales, PagedSequence, batch_of
+from support.ops import assert_close, make_kv, paged_sequences, random_tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS = ((1, 1, 8), (3, 1, 64), (9, 3, 64), (5, 5, 20), (24, 1, 16), (8, 2, 128))
 """(num_heads, num_kv_heads, head_dim)."""
 
 
-def public_functions(module: ModuleType) -> dict[str, Callable[..., object]]:
-    return {
-        name: function
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and not name.startswith("_")
-    }
+OPS = ("rms_norm", "add_rms_norm", "silu_mul", "rope_kv_store", "paged_prefill")
+DENSE_OPS = ("rotate", "norm_heads", "dense_decode")
 
 
-def test_both_implementations_have_the_same_signatures() -> None:
-    fast, plain = public_functions(cpu), public_functions(reference)
-    assert fast.keys() <= plain.keys()
-    for name, function in fast.items():
-        assert inspect.signature(function) == inspect.signature(plain[name]), name
+def parameters(function: Callable[..., object]) -> list[tuple[str, object]]:
+    return [(parameter.name, parameter.default) for parameter in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("module", [cpu, cpu_deterministic])
+def test_every_implementation_has_the_same_signatures(module: ModuleType) -> None:
+    for name in (*OPS, *DENSE_OPS):
+        plain = getattr(reference, name, None) or getattr(reference_attention, name)
+        assert parameters(getattr(module, name)) == parameters(plain), name
 
 
 def test_dispatch_names_the_implementations() -> None:
     assert cpu_ops().silu_mul is cpu.silu_mul
-    assert reference_ops().silu_mul is reference.silu_mul
+    assert cpu_ops(deterministic=True).silu_mul is cpu_deterministic.silu_mul
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,39 +87,40 @@ def test_rope_kv_store(dtype: torch.dtype, heads: tuple[int, int, int], normed: 
     assert torch.equal(changed, written), "exactly the given slots are written"
 
 
-def prefill_case(
-    counts: list[tuple[int, int]], heads: tuple[int, int, int], page_size: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, list[PagedSequence], float]:
-    """Queries, pages (poisoned where no token lies), sequences and scale for (num_queries, num_keys) pairs."""
-    num_heads, num_kv_heads, head_dim = heads
-    num_pages = 1 + sum(-(-keys // page_size) for _, keys in counts)
-    kv = make_kv(num_pages, num_kv_heads, page_size, head_dim, dtype)
-    free = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(4))).tolist()
-    sequences, first = [], 0
-    for num_queries, num_keys in counts:
-        pages = torch.tensor([free.pop() for _ in range(-(-num_keys // page_size))])
-        if num_keys % page_size:
-            kv[pages[-1], :, :, num_keys % page_size :] = 1000.0
-        sequences.append(plan_sequence(first, num_queries, pages, num_keys, dtype))
-        first += num_queries
-    return random_tensor(first, num_heads, head_dim, dtype=dtype), kv, sequences, head_dim**-0.5
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("page_size", [16, 32, 64])
 def test_paged_prefill(dtype: torch.dtype, heads: tuple[int, int, int], page_size: int) -> None:
-    counts = [(1, 1), (7, 7), (1, 100), (33, 65), (5, 64), (2, 17)]
-    q, kv, sequences, scale = prefill_case(counts, heads, page_size, dtype)
-    wanted = reference.paged_prefill(q, kv, sequences, scale)
-    assert_close(cpu.paged_prefill(q, kv, sequences, scale), wanted, factor=2)
+    """Rows of one query too, as those are that decode from pages."""
+    counts = [(1, 1), (7, 7), (1, 100), (33, 65), (5, 64), (2, 17), (1, 16)]
+    q, kv, sequences = paged_sequences(counts, heads, page_size, dtype)
+    rule = AttentionRule(heads[2] ** -0.5)
+    wanted = reference_attention.paged_prefill(q, kv, batch_of(sequences), None, rule)
+    assert_close(cpu.paged_prefill(q, kv, batch_of(sequences), sequences, rule), wanted, factor=2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS)
-def test_paged_decode(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
-    q, kv, sequences, scale = prefill_case([(1, 1), (1, 16), (1, 17), (1, 130)], heads, 16, dtype)
-    assert_close(cpu.paged_decode(q, kv, sequences, scale), reference.paged_decode(q, kv, sequences, scale), factor=2)
+@pytest.mark.parametrize("module", [cpu, cpu_deterministic])
+@pytest.mark.parametrize(
+    ("rule", "scales", "message"),
+    [
+        (AttentionRule(1.0, window=5), KVScales(), "window is 5; accepted on the CPU: None"),
+        (AttentionRule(1.0, softcap=30.0), KVScales(), "softcap is 30.0; accepted on the CPU: None"),
+        (AttentionRule(1.0, sinks=torch.zeros(4)), KVScales(), "sinks is tensor"),
+        (AttentionRule(1.0), KVScales(value=0.5), "scales are KVScales"),
+    ],
+)
+def test_what_the_cpu_does_not_compute_is_refused(
+    module: ModuleType, rule: AttentionRule, scales: KVScales, message: str
+) -> None:
+    q, kv, sequences = paged_sequences([(5, 64)], (4, 2, 16), 16, torch.float32)
+    with pytest.raises(ValueError, match=message):
+        module.paged_prefill(q, kv, batch_of(sequences), sequences, rule, scales)
+
+
+def test_scales_of_8_bits_are_refused_when_storing_too() -> None:
+    kv = make_kv(3, 1, 16, 8, torch.float32)
+    with pytest.raises(ValueError, match="scales are KVScales"):
+        cpu.rope_kv_store(torch.zeros(1, 24), torch.zeros(1, 8), torch.tensor([16]), kv, None, KVScales(key=2.0))
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -136,8 +136,8 @@ def test_dense_decode(heads: tuple[int, int, int], num_keys: int) -> None:
     assert_close(mine, theirs, factor=8)
 
 
-@pytest.mark.parametrize("ops", [cpu_ops(), reference_ops()], ids=["cpu", "reference"])
-def test_rotate_and_norm_heads(ops: CpuOps) -> None:
+@pytest.mark.parametrize("ops", [cpu, reference])
+def test_rotate_and_norm_heads(ops: ModuleType) -> None:
     heads, rotations = random_tensor(3, 5, 8), random_tensor(3, 8, 8, seed=1)
     out = torch.empty_like(heads)
     ops.rotate(heads, rotations, out)
@@ -151,12 +151,17 @@ def test_rotate_and_norm_heads(ops: CpuOps) -> None:
 
 
 def test_a_wrong_op_is_noticed() -> None:
-    """The comparison has teeth: an attention that sees one key too many, or a scale off by 1%, fails it."""
-    q, kv, sequences, scale = prefill_case([(5, 64)], (4, 2, 16), 16, torch.bfloat16)
-    wanted = reference.paged_prefill(q, kv, sequences, scale)
-    too_many = torch.zeros(5, 64, dtype=torch.bfloat16)
-    wrong = [PagedSequence(0, 5, sequences[0].pages, 64, too_many)]
-    for found in (cpu.paged_prefill(q, kv, wrong, scale), cpu.paged_prefill(q * 1.05, kv, sequences, scale)):
+    """The comparison has teeth: an attention that sees one key too many, or a scale off by 5%, fails it."""
+    q, kv, sequences = paged_sequences([(5, 64)], (4, 2, 16), 16, torch.bfloat16)
+    batch, rule = batch_of(sequences), AttentionRule(0.25)
+    wanted = reference_attention.paged_prefill(q, kv, batch, None, rule)
+    too_many = PagedSequence(0, 5, sequences[0].pages, 64, torch.bfloat16)
+    assert too_many.mask is not None
+    too_many.mask.zero_()
+    for found in (
+        cpu.paged_prefill(q, kv, batch, [too_many], rule),
+        cpu.paged_prefill(q, kv, batch, sequences, AttentionRule(0.25 * 1.05)),
+    ):
         with pytest.raises(AssertionError):
             assert_close(found, wanted, factor=2)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from torch.nn import functional
 
 from sapwood_kernels import reference
-from sapwood_kernels.values import HeadNorms, plan_sequence
+from sapwood_kernels.values import HeadNorms, KVScales
 from support.ops import assert_close, make_kv, random_tensor
 
 
@@ -47,19 +46,13 @@ def test_heads_are_normed_before_they_turn() -> None:
     assert_close(kv[1, 0, 0, 0], torch.tensor([-8.0, 6.0]) / math.sqrt(50))
 
 
-@pytest.mark.parametrize("page_size", [16, 32, 64])
-@pytest.mark.parametrize("num_queries", [1, 5, 40])
-def test_paged_attention_is_torchs_on_contiguous_tokens(page_size: int, num_queries: int) -> None:
-    keys, values = random_tensor(2, 40, 8, seed=1), random_tensor(2, 40, 8, seed=2)
-    q = random_tensor(num_queries, 6, 8)
-    kv = make_kv(6, 2, page_size, 8, torch.float32)
-    pages = torch.tensor([4, 2, 5][: -(-40 // page_size)])
-    for position in range(40):
-        page, slot = int(pages[position // page_size]), position % page_size
-        kv[page, 0, :, slot], kv[page, 1, :, slot] = keys[:, position], values[:, position]
-    visible = torch.ones(num_queries, 40, dtype=torch.bool).tril(40 - num_queries)
-    wanted = functional.scaled_dot_product_attention(
-        q.transpose(0, 1), keys.repeat_interleave(3, 0), values.repeat_interleave(3, 0), visible, scale=0.7
-    ).transpose(0, 1)
-    sequence = plan_sequence(0, num_queries, pages, 40, torch.float32)
-    assert_close(reference.paged_prefill(q, kv, [sequence], 0.7), wanted, factor=2)
+def test_a_token_without_a_slot_is_not_stored_and_scales_divide() -> None:
+    qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]])
+    cos_sin = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    kv = make_kv(3, 1, 16, 2, torch.float32)
+    untouched = kv.clone()
+    q = reference.rope_kv_store(qkv, cos_sin, torch.tensor([-1, 40]), kv, None, KVScales(key=2.0, value=4.0))
+    assert q.tolist() == [[[1.0, 2.0]], [[7.0, 8.0]]]
+    assert kv[2, :, 0, 8].tolist() == [[4.5, 5.0], [2.75, 3.0]]
+    kv[2, :, 0, 8] = untouched[2, :, 0, 8]
+    assert torch.equal(kv, untouched)

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from sapwood_kernels.dispatch import CpuOps
-from sapwood_kernels.values import HeadNorms, PagedSequence, plan_sequence
+from sapwood_kernels.values import AttentionRule, HeadNorms, PagedSequence, batch_of
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.dense_kv import DenseCopy
 from sapwood_server.model.kv import PagedKV
 from sapwood_server.model.placement import PlacedRow
 from sapwood_server.model.rope import rotation_matrices
 from sapwood_server.model.weights import ModelWeights
-from sapwood_server.values.plan import Phase
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
+    rule: AttentionRule
     head_norms: tuple[HeadNorms | None, ...]
     """One per layer."""
 
@@ -41,8 +40,8 @@ class AttentionShape:
             else None
             for layer in weights.layers
         ]
-        scale = 1 / math.sqrt(config.head_dim)
-        return cls(config.num_heads, config.num_kv_heads, config.head_dim, scale, tuple(norms))
+        rule = AttentionRule(1 / math.sqrt(config.head_dim))
+        return cls(config.num_heads, config.num_kv_heads, config.head_dim, rule, tuple(norms))
 
 
 class StepAttention:
@@ -60,9 +59,7 @@ class StepAttention:
         self._dense_slots = slots[: len(copies)]
         self._dense = DenseRows(ops, shape, rows[: len(copies)], copies) if copies else None
         paged = placed[len(copies) :]
-        self._paged = PagedRows(ops, shape, kv, rows[len(copies) :], slots[len(copies) :]) if paged else None
-        if self._paged is not None:
-            self._paged.plan(paged)
+        self._paged = PagedRows(ops, shape, kv, rows[len(copies) :], slots[len(copies) :], paged) if paged else None
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """See `decoder.Attend`."""
@@ -84,40 +81,39 @@ class StepAttention:
 class PagedRows:
     """Rows that write their keys and values to pages in each layer, then attend to what the pages hold."""
 
-    def __init__(self, ops: CpuOps, shape: AttentionShape, kv: PagedKV, cos_sin: Tensor, slots: Tensor) -> None:
+    def __init__(
+        self,
+        ops: CpuOps,
+        shape: AttentionShape,
+        kv: PagedKV,
+        cos_sin: Tensor,
+        slots: Tensor,
+        placed: Sequence[PlacedRow],
+    ) -> None:
         self._ops = ops
         self._shape = shape
         self._kv = kv
         self._cos_sin = cos_sin
         self._slots = slots
-        self._decoding: list[PagedSequence] = []
-        self._prefilling: list[PagedSequence] = []
-
-    def plan(self, placed: Sequence[PlacedRow]) -> None:
-        """Decode rows, then prefill rows; each of the two counts its queries from 0."""
-        self._decoding = self._sequences([item for item in placed if item.row.phase is Phase.DECODE])
-        self._prefilling = self._sequences([item for item in placed if item.row.phase is Phase.PREFILL])
+        self._work = plan_rows(placed, kv)
+        self._batch = batch_of(self._work)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """See `decoder.Attend`."""
-        kv = self._kv.layer(layer)
+        kv, rule = self._kv.layer(layer), self._shape.rule
         q = self._ops.rope_kv_store(qkv, self._cos_sin, self._slots, kv, self._shape.head_norms[layer])
-        num_decoding = len(self._decoding)
-        parts = []
-        if self._decoding:
-            parts.append(self._ops.paged_decode(q[:num_decoding], kv, self._decoding, self._shape.scale))
-        if self._prefilling:
-            parts.append(self._ops.paged_prefill(q[num_decoding:], kv, self._prefilling, self._shape.scale))
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+        return self._ops.paged_prefill(q, kv, self._batch, self._work, rule).flatten(1)
 
-    def _sequences(self, placed: Sequence[PlacedRow]) -> list[PagedSequence]:
-        planned, first = [], 0
-        for item in placed:
-            used = torch.tensor(item.pages[: -(-item.num_keys // self._kv.page_size)], dtype=torch.int64)
-            count = len(item.row.token_ids)
-            planned.append(plan_sequence(first, count, used, item.num_keys, self._kv.pages.dtype))
-            first += count
-        return planned
+
+def plan_rows(placed: Sequence[PlacedRow], kv: PagedKV) -> list[PagedSequence]:
+    """Rows as the CPU's attention reads them, their queries side by side."""
+    planned, first = [], 0
+    for item in placed:
+        used = torch.tensor(item.pages[: -(-item.num_keys // kv.page_size)], dtype=torch.int64)
+        count = len(item.row.token_ids)
+        planned.append(PagedSequence(first, count, used, item.num_keys, kv.pages.dtype))
+        first += count
+    return planned
 
 
 class DenseRows:
@@ -169,7 +165,7 @@ class DenseRows:
         for row in self._rows:
             row.key_slots[layer].copy_(row.new_keys[layer])
             row.value_slots[layer].copy_(row.new_values[layer])
-            ops.dense_decode(row.queries[layer], row.keys[layer], row.values[layer], shape.scale, row.out)
+            ops.dense_decode(row.queries[layer], row.keys[layer], row.values[layer], shape.rule.scale, row.out)
         return torch.empty_like(self._out, dtype=qkv.dtype).copy_(self._out)
 
     def finish(self, kv: PagedKV, slots: Tensor) -> None:
