@@ -186,6 +186,7 @@ _INFO = {
     "device": "none",
     "dtype": "none",
     "dtype_reason": "nothing is computed",
+    "deterministic": False,
     "vocab_size": VOCAB_SIZE,
     "max_model_len": 4096,
     "page_size": 16,

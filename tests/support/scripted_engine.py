@@ -75,6 +75,7 @@ class ScriptedRunner:
             device="none",
             dtype="none",
             dtype_reason="there is nothing to compute",
+            deterministic=True,
             vocab_size=VOCAB_SIZE,
             max_model_len=max_model_len,
             page_size=16,

@@ -26,10 +26,22 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def make_config(
-    model: Path | str, dtype: str = "float32", page_size: int = 16, kv_memory: str = "64MiB"
+    model: Path | str,
+    dtype: str = "float32",
+    page_size: int = 16,
+    kv_memory: str = "64MiB",
+    *,
+    deterministic: bool = False,
 ) -> ServerConfig:
     """A server's configuration with little memory."""
-    return ServerConfig(model=str(model), dtype=dtype, page_size=page_size, kv_memory=kv_memory, max_batched_tokens=64)
+    return ServerConfig(
+        model=str(model),
+        dtype=dtype,
+        page_size=page_size,
+        kv_memory=kv_memory,
+        max_batched_tokens=64,
+        deterministic=deterministic,
+    )
 
 
 def make_runner(config: ServerConfig, *, dense_bytes: int | None = None, ops: CpuOps | None = None) -> ModelRunner:

@@ -20,14 +20,22 @@ _SAMPLED_ELEMENTS = 4096
 
 
 def model_fingerprint(
-    files: ModelFiles, config: ModelConfig, weights: ModelWeights, page_size: int, device: DeviceKind
+    files: ModelFiles,
+    config: ModelConfig,
+    weights: ModelWeights,
+    page_size: int,
+    device: DeviceKind,
+    *,
+    deterministic: bool,
 ) -> str:
     """Hexadecimal hash of configuration, dtype, page layout, weight files' sizes and elements of every weight.
 
-    Of the kind of device too: each computes with other ops, and lays its pages out in its own way.
+    Of the kind of device too: each computes with other ops, and lays its pages out in its own way. And of
+    `deterministic`, whose ops are others again.
     """
     digest = hashlib.sha256()
     identity = {"config": asdict(config), "dtype": str(weights.embedding.dtype), "page_size": page_size}
+    identity["deterministic"] = deterministic
     digest.update(
         msgspec.json.encode([f"{device.value}-{_LAYOUT_VERSION}", identity, _file_sizes(files)], order="sorted")
     )

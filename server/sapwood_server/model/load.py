@@ -46,6 +46,8 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
     plan = plan_load(config)
     _logger.info("device %s (%s): %s", plan.device.kind.value, plan.device.detail, plan.device.reason)
     _logger.info("dtype %s: %s", plan.dtype.name, plan.dtype.reason)
+    if plan.deterministic:
+        _logger.info("deterministic: logits don't depend on chunks, batch mates, cache hits or preemption")
     _log_weights(plan)
     _logger.info(
         "KV: %d pages of %d tokens, %d MiB, and up to %d MiB for copies of sequences that decode",
@@ -85,7 +87,7 @@ def make_runner(plan: LoadPlan, model: Model) -> ModelRunner:
     """A runner that has not run yet."""
     info = engine_info(plan, model)
     if plan.device.kind is DeviceKind.CPU:
-        forward = CpuForward(model, cpu_ops(), plan.kv, plan.max_model_len)
+        forward = CpuForward(model, cpu_ops(deterministic=plan.deterministic), plan.kv, plan.max_model_len)
         return ModelRunner(forward, Sampler(plan.config.vocab_size, "cpu", model.num_tokens), info)
     # By name, so that triton, which that module needs, is imported only where kernels of it run: an installation for
     # CPUs has none.
@@ -98,10 +100,18 @@ def engine_info(plan: LoadPlan, model: Model) -> EngineInfo:
     return EngineInfo(
         model=plan.files.name,
         architecture=plan.config.architecture,
-        fingerprint=model_fingerprint(plan.files, plan.config, model.weights, plan.kv.page_size, plan.device.kind),
+        fingerprint=model_fingerprint(
+            plan.files,
+            plan.config,
+            model.weights,
+            plan.kv.page_size,
+            plan.device.kind,
+            deterministic=plan.deterministic,
+        ),
         device=plan.device.kind.value,
         dtype=plan.dtype.name,
         dtype_reason=plan.dtype.reason,
+        deterministic=plan.deterministic,
         vocab_size=plan.config.vocab_size,
         max_model_len=plan.max_model_len,
         page_size=plan.kv.page_size,

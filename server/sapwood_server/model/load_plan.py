@@ -20,7 +20,13 @@ from sapwood_server.model.device_memory import (
     read_gpu_memory,
     step_bytes,
 )
-from sapwood_server.model.devices import DeviceChoice, DeviceKind, choose_device, read_device_facts
+from sapwood_server.model.devices import (
+    DeviceChoice,
+    DeviceKind,
+    check_deterministic,
+    choose_device,
+    read_device_facts,
+)
 from sapwood_server.model.dtype import (
     DtypeChoice,
     choose_cpu_dtype,
@@ -31,12 +37,15 @@ from sapwood_server.model.dtype import (
 from sapwood_server.model.gguf_source import num_packed_parameters
 from sapwood_server.model.kernel_configs import find_kernel_configs
 from sapwood_server.model.memory import (
+    CPU_KV_LIMIT,
     MIN_SEQUENCE_TOKENS,
     KVPlan,
     available_memory,
     default_kv_memory,
+    kv_bytes_per_token,
     plan_kv,
 )
+from sapwood_server.model.rope import rotary_bytes
 from sapwood_server.model.weight_plan import WeightPlan, num_parameters, plan_plain_weights, plan_weights
 
 CPU_STEP_MULTIPLICATIONS = 50 * 10**9
@@ -60,6 +69,7 @@ class LoadPlan:
     files: ModelFiles
     config: ModelConfig
     dtype: DtypeChoice
+    deterministic: bool
     max_model_len: int
     max_batched_tokens: int
     max_num_seqs: int
@@ -70,6 +80,8 @@ class LoadPlan:
 def plan_load(config: ServerConfig) -> LoadPlan:
     """Device, dtype, context and memory. StartupError for what can't be."""
     device = choose_device(config.device, read_device_facts())
+    if config.deterministic:
+        check_deterministic(device)
     files = resolve_model(config.model)
     model = load_model_config(files)
     max_model_len = config.max_model_len or model.max_position_embeddings
@@ -91,18 +103,20 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         gpu = read_gpu_memory(device.torch_device)
         weights, kv_memory = share_gpu_memory(config, gpu, model, dtype.dtype, sizes)
     else:
-        weights, kv_memory = _share_cpu_memory(config, files, model, dtype.dtype)
+        weights, kv_memory = _share_cpu_memory(config, files, model, dtype.dtype, max_model_len)
     sequence_tokens = config.max_model_len or min(max_model_len, MIN_SEQUENCE_TOKENS)
     kv = plan_kv(model, dtype.dtype, config.page_size, sequence_tokens, kv_memory)
+    decodes_from_copies = device.kind is DeviceKind.CPU and not config.deterministic
     return LoadPlan(
         device=device,
         files=files,
         config=model,
         dtype=dtype,
+        deterministic=config.deterministic,
         max_model_len=max_model_len,
         max_batched_tokens=max_batched_tokens,
         max_num_seqs=config.max_num_seqs,
-        kv=kv if device.kind is DeviceKind.CPU else replace(kv, dense_bytes=0),
+        kv=kv if decodes_from_copies else replace(kv, dense_bytes=0),
         weights=weights,
     )
 
@@ -138,14 +152,16 @@ def _power_of_two(number: int, low: int, high: int) -> int:
 
 
 def _share_cpu_memory(
-    config: ServerConfig, files: ModelFiles, model: ModelConfig, dtype: torch.dtype
+    config: ServerConfig, files: ModelFiles, model: ModelConfig, dtype: torch.dtype, max_model_len: int
 ) -> tuple[WeightPlan, int]:
     """Weights, and bytes for pages."""
     available = available_memory()
     num_q4 = num_packed_parameters(read_gguf_header(files.location)) if files.is_gguf else 0
-    weights = plan_weights(model, dtype, num_q4, available)
-    memory = config.kv_memory_bytes
-    return weights, default_kv_memory(available, weights.num_bytes) if memory is None else memory
+    weights = plan_weights(model, dtype, num_q4, available, deterministic=config.deterministic)
+    if config.kv_memory_bytes is not None:
+        return weights, config.kv_memory_bytes
+    most_tokens = min(max_model_len, CPU_KV_LIMIT // kv_bytes_per_token(model, dtype))
+    return weights, default_kv_memory(available, weights.num_bytes + rotary_bytes(model, most_tokens))
 
 
 def share_gpu_memory(

@@ -73,8 +73,8 @@ def plan_kv(config: ModelConfig, dtype: torch.dtype, page_size: int, sequence_to
 
 
 def default_kv_memory(available: int | None, weights: int) -> int:
-    """Bytes for KV pages on a CPU with `available` bytes free, of which `weights` are still to be loaded. StartupError
-    if nobody knows how many are free."""
+    """Bytes for KV pages on a CPU with `available` bytes free, of which `weights` (and the rotary table) are still to
+    be taken. StartupError if nobody knows how many are free."""
     if available is None:
         raise StartupError("the system does not say how much memory is available (set --kv-memory)")
     return max(0, min(int((available - weights) * CPU_KV_SHARE), CPU_KV_LIMIT))

@@ -21,6 +21,11 @@ def rotary_table(config: ModelConfig, num_positions: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * (1.0 if factor is None else factor)
 
 
+def rotary_bytes(config: ModelConfig, num_positions: int) -> int:
+    """Memory of such a table."""
+    return num_positions * config.head_dim * torch.float32.itemsize
+
+
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """fp32 [head_dim / 2], radians per position: `theta ** (-2i / head_dim)` (Su et al., 2021), then the scaling."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim

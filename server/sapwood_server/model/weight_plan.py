@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,17 +25,22 @@ class WeightPlan:
     """Of all that lies side by side while it is built: what was read, and what is made of it."""
 
 
-def plan_weights(config: ModelConfig, dtype: torch.dtype, num_q4: int, available: int | None) -> WeightPlan:
+def plan_weights(
+    config: ModelConfig, dtype: torch.dtype, num_q4: int, available: int | None, *, deterministic: bool = False
+) -> WeightPlan:
     """All forms that this torch has; plain weights alone where `available` bytes can't hold what the others need.
 
-    `num_q4`: parameters that the checkpoint has in Q4_0 or Q4_1. `available` None: nobody knows. StartupError, with
-    both numbers, if not even plain weights fit.
+    `num_q4`: parameters that the checkpoint has in Q4_0 or Q4_1. `available` None: nobody knows. `deterministic`: one
+    form for every number of rows. StartupError, with both numbers, if not even plain weights fit.
     """
-    forms, problems = find_linear_forms() if dtype == torch.bfloat16 else (PLAIN_FORMS, ())
+    plain = replace(PLAIN_FORMS, fixed_rows=deterministic)
+    forms, problems = find_linear_forms() if dtype == torch.bfloat16 else (plain, ())
+    if deterministic:
+        forms = replace(forms, int4=False, fixed_rows=True)
     num_bytes, peak_bytes = weight_bytes(config, dtype, num_q4, forms)
-    if available is not None and peak_bytes > available and forms != PLAIN_FORMS:
+    if available is not None and peak_bytes > available and forms != plain:
         problems = (*problems, f"other forms take {peak_bytes} bytes while they are made, {available} are available")
-        forms = PLAIN_FORMS
+        forms = plain
         num_bytes, peak_bytes = weight_bytes(config, dtype, num_q4, forms)
     if available is not None and peak_bytes > available:
         raise StartupError(

@@ -37,6 +37,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     dtype_reason: str
+    deterministic: bool
+    """Whether logits are the same bits however a request is chunked, batched, cached or preempted."""
     vocab_size: int
     max_model_len: int
     page_size: int
