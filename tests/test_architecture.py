@@ -95,6 +95,22 @@ def test_the_environment_is_read_in_config_modules_only() -> None:
     assert readers == []
 
 
+def test_messages_that_outsiders_read_quote_values_short() -> None:
+    """Those come from clients, files and command lines: `sapwood_server.quoting` bounds what is shown of them."""
+    errors = next(module for module in modules() if module.name == "sapwood_server.errors")
+    public = {node.name for node in errors.tree.body if isinstance(node, ast.ClassDef)}
+    unbounded = [
+        f"{module.where}:{node.lineno}"
+        for module in modules()
+        for call in ast.walk(module.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in public
+        for node in ast.walk(call)
+        if (isinstance(node, ast.FormattedValue) and node.conversion == ord("r"))
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "repr")
+    ]
+    assert unbounded == []
+
+
 def test_our_own_modules_are_imported_at_the_top() -> None:
     """An import inside a function, or for type checking only, hides an edge from the import rules."""
     hidden = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sapwood_server.quoting import QUOTE_CHARACTERS, REASON_CHARACTERS, quote, quote_json, reason, shorten
+from sapwood_server.quoting import LINE_CHARACTERS, QUOTE_CHARACTERS, quote, quote_json, reason_of, shorten
 
 LONGEST = QUOTE_CHARACTERS + len("...")
 
@@ -72,5 +72,5 @@ def test_the_beginning_is_the_values_own() -> None:
 
 
 def test_a_reason_is_one_bounded_line() -> None:
-    assert reason(ValueError("two\n  lines")) == "two lines"
-    assert len(reason(ValueError("x" * 10_000))) == REASON_CHARACTERS + len("...")
+    assert reason_of(ValueError("two\n  lines")) == "two lines"
+    assert len(reason_of(ValueError("x" * 10_000))) == LINE_CHARACTERS + len("...")

@@ -22,6 +22,7 @@ from sapwood_bench.server_process import sapwood_server
 from sapwood_bench.workload import PromptMaker
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import resolve_model
+from sapwood_server.quoting import LINE_CHARACTERS, quote
 from sapwood_server.values.demo import DEMO_MODEL
 
 PREFILL_TOKENS = 3019
@@ -67,7 +68,7 @@ def peers(
         if llama_server is not None:
             gguf = resolve_model(model).gguf
             if gguf is None:
-                raise StartupError(f"--model is {model!r}; llama.cpp needs a GGUF file")
+                raise StartupError(f"--model is {quote(model, LINE_CHARACTERS)}; llama.cpp needs a GGUF file")
             context = LONG_CONTEXT + max_tokens + 256
             theirs = stack.enter_context(llama_cpp.llama_server(llama_server, gguf, machine.cores, context)).base_url
             servers["llama.cpp"] = lambda prompt, count: llama_cpp.complete(theirs, prompt, count)

@@ -22,6 +22,7 @@ from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.weights import ModelWeights, WeightPlacement, load_weights
+from sapwood_server.quoting import quote
 
 PROMPT_LENGTHS = (3019, 100, 3000)
 """Prefill, short context, long context: as `sapwood_bench.peers` asks of the servers."""
@@ -75,7 +76,7 @@ def load(model_name: str) -> transformers.LlamaForCausalLM:
     files = resolve_model(model_name)
     config = load_model_config(files)
     if config.architecture != "llama" or config.rope_scaling is not None:
-        raise StartupError(f"{model_name} is {config.architecture!r}; this peer runs plain llama models only")
+        raise StartupError(f"{model_name} is {quote(config.architecture)}; this peer runs plain llama models only")
     weights = load_weights(files, config, WeightPlacement(torch.float32, torch.device("cpu")), lambda _fraction: None)
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(

@@ -12,6 +12,7 @@ import typer
 
 from sapwood_server.config import ServerConfig
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import LINE_CHARACTERS, quote
 
 _POSITIONAL_MODEL = "positional_model"
 
@@ -32,7 +33,8 @@ def config_command(function: Callable[..., None], *, http: bool = False) -> Call
         if fields["model"] is None:
             fields["model"] = ServerConfig.model if model is None else model
         elif model is not None and model != fields["model"]:
-            raise StartupError(f"MODEL is {model!r} and --model is {fields['model']!r}; accepted: one of them")
+            names = [quote(name, LINE_CHARACTERS) for name in (model, fields["model"])]
+            raise StartupError(f"MODEL is {names[0]} and --model is {names[1]}; accepted: one of them")
         function(ServerConfig(**fields), **values)
 
     parameters = [_model_argument(), *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]

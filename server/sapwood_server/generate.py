@@ -24,6 +24,7 @@ from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.tokenizer import load_tokenizer
 from sapwood_server.formats.vocabulary import load_vocabulary
 from sapwood_server.progress import progress_bar
+from sapwood_server.quoting import quote
 from sapwood_server.values.events import FinalEvent, Usage
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
@@ -80,7 +81,7 @@ def encode(prompts: PromptEncoder, prompt: str, *, raw: bool) -> tuple[int, ...]
     else:
         ids = prompts.encode_chat((Message(role="user", content=prompt),), (), {})
     if not ids:
-        raise BadRequestError(f"PROMPT is {prompt!r}; accepted: a text of at least one token")
+        raise BadRequestError(f"PROMPT is {quote(prompt)}; accepted: a text of at least one token")
     return ids
 
 

@@ -7,8 +7,9 @@ import reprlib
 
 QUOTE_CHARACTERS = 80
 """Enough to recognise a value; an error is a line to be read."""
-REASON_CHARACTERS = 400
-"""What another library or a template says of a failure may quote values in its turn."""
+LINE_CHARACTERS = 400
+"""For what is of use only whole, such as a path, and for what another library or a template says of a failure: that may
+quote values in its turn."""
 
 _NO_TEXT = "a number of thousands of digits"
 """Python makes no text of one: that takes the square of its length."""
@@ -20,12 +21,12 @@ def shorten(text: str, limit: int = QUOTE_CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def quote(value: object) -> str:
+def quote(value: object, limit: int = QUOTE_CHARACTERS) -> str:
     """Python's form of a value, short."""
     if isinstance(value, str | bytes):
-        return shorten(repr(value[: QUOTE_CHARACTERS + 1]))
+        return shorten(repr(value[: limit + 1]), limit)
     try:
-        return shorten(_bounded_repr().repr(value))
+        return shorten(_bounded_repr().repr(value), limit)
     except ValueError:
         return _NO_TEXT
 
@@ -43,9 +44,9 @@ def quote_json(value: object) -> str:
     return shorten(text)
 
 
-def reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """An exception's own words on one line, short."""
-    return shorten(" ".join(str(error).split()), REASON_CHARACTERS)
+    return shorten(" ".join(str(error).split()), LINE_CHARACTERS)
 
 
 def _bounded_repr() -> reprlib.Repr:

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from sapwood_server.api.disconnect import ClientGone
 from sapwood_server.errors import ApiError, BadRequestError, PayloadTooLargeError, UnsupportedMediaTypeError
+from sapwood_server.quoting import LINE_CHARACTERS, quote, reason_of, shorten
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaTypeError(
-            f"the Content-Type is {media_type or 'missing'!r}; accepted: 'application/json'",
+            f"the Content-Type is {quote(media_type or 'missing')}; accepted: 'application/json'",
             code="unsupported_media_type",
         )
     parts: list[bytes] = []
@@ -57,7 +58,7 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except msgspec.DecodeError as error:
-        raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        raise BadRequestError(f"the body is not valid JSON: {reason_of(error)}", code="invalid_json") from error
     except RecursionError as error:
         raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
 
@@ -65,15 +66,16 @@ def decode_body(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def _explain(message: str) -> ApiError:
     """msgspec's message in our words, with the path of the field as `param`."""
     located = _LOCATED.match(message)
-    what, path = (located["what"], located["path"]) if located else (message, "")
+    what, path = (located["what"], shorten(located["path"])) if located else (message, "")
+    what = shorten(what, LINE_CHARACTERS)
     if unknown := _UNKNOWN_FIELD.match(what):
         field = _join(path, unknown["field"])
         return BadRequestError(
-            f"unknown field: {field!r} is not one that this server knows", code="unknown_field", param=field
+            f"unknown field: {quote(field)} is not one that this server knows", code="unknown_field", param=field
         )
     if missing := _MISSING_FIELD.match(what):
         field = _join(path, missing["field"])
-        return BadRequestError(f"missing field: {field!r} is required", code="missing_field", param=field)
+        return BadRequestError(f"missing field: {quote(field)} is required", code="missing_field", param=field)
     if what.startswith("Invalid value") and path.rpartition(".")[2] in _ACCEPTED_TAGS:
         accepted = _ACCEPTED_TAGS[path.rpartition(".")[2]]
         value = what.removeprefix("Invalid value ")
@@ -84,4 +86,4 @@ def _explain(message: str) -> ApiError:
 
 
 def _join(path: str, field: str) -> str:
-    return f"{path}.{field}" if path else field
+    return f"{path}.{shorten(field)}" if path else shorten(field)

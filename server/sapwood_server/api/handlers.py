@@ -18,6 +18,7 @@ from sapwood_server.errors import (
     PayloadTooLargeError,
     UnavailableError,
 )
+from sapwood_server.quoting import LINE_CHARACTERS, shorten
 
 
 class ErrorObject(msgspec.Struct):
@@ -69,18 +70,19 @@ async def _on_api_error(_request: Request, error: ApiError) -> Response:
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """What the router itself raises: an unknown route, or a known one with another method."""
+    path = shorten(request.url.path)
     if error.status_code == 404:
-        return error_response(NotFoundError(f"there is no route {request.url.path}", code="unknown_route"))
+        return error_response(NotFoundError(f"there is no route {path}", code="unknown_route"))
     if error.status_code == 405:
-        message = f"{request.url.path} does not accept {request.method}"
+        message = f"{path} does not accept {shorten(request.method)}"
         response = error_response(MethodNotAllowedError(message, code="method_not_allowed"))
         response.headers.update(error.headers or {})
         return response
-    return error_response(BadRequestError(str(error.detail)))
+    return error_response(BadRequestError(shorten(error.detail, LINE_CHARACTERS)))
 
 
 async def _on_validation_error(_request: Request, error: RequestValidationError) -> Response:
     """A path or query parameter that FastAPI itself refused."""
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"][1:])
-    return error_response(BadRequestError(f"{name}: {first['msg']}", param=name))
+    name = shorten(".".join(str(part) for part in first["loc"][1:]))
+    return error_response(BadRequestError(f"{name}: {shorten(first['msg'], LINE_CHARACTERS)}", param=name))

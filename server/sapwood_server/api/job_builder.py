@@ -13,8 +13,9 @@ from sapwood_server.api.job import Job, new_id
 from sapwood_server.api.length import LengthRules, RequestFields
 from sapwood_server.api.sampling import integer, token_ids
 from sapwood_server.api.service import Service
-from sapwood_server.api.wire_shared import SharedBody, quote
+from sapwood_server.api.wire_shared import SharedBody
 from sapwood_server.errors import BadRequestError, NotFoundError
+from sapwood_server.quoting import quote, quote_json
 from sapwood_server.values.messages import EngineInfo
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
@@ -84,8 +85,8 @@ class JobBuilder:
         entries = _forced_entries(forced)
         if entries is None or len(entries) != num_choices:
             raise BadRequestError(
-                f"forced_tokens is {quote(forced)}; accepted: {num_choices} entries, one per choice, each a text or a "
-                "list of token ids (a single one may stand alone)",
+                f"forced_tokens is {quote_json(forced)}; accepted: {num_choices} entries, one per choice, each a text "
+                "or a list of token ids (a single one may stand alone)",
                 param="forced_tokens",
             )
         return tuple(self._forced_ids(entry) for entry in entries)
@@ -109,7 +110,7 @@ def _forced_entries(forced: str | list[int | str | list[int]]) -> list[str | lis
 def check_model(service: Service, name: str) -> None:
     """Raises NotFoundError unless the model is served under this name."""
     if name not in service.model_names:
-        served = ", ".join(repr(known) for known in service.model_names)
+        served = ", ".join(quote(known) for known in service.model_names)
         raise NotFoundError(
-            f"the model {name!r} does not exist; this server has {served}", code="model_not_found", param="model"
+            f"the model {quote(name)} does not exist; this server has {served}", code="model_not_found", param="model"
         )

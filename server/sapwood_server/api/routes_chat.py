@@ -19,9 +19,10 @@ from sapwood_server.api.openapi import answers, json_body
 from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
 from sapwood_server.api.wire_chat import ChatBody, ignored_in_messages, to_messages
-from sapwood_server.api.wire_shared import check_fields, quote
+from sapwood_server.api.wire_shared import check_fields
 from sapwood_server.api.wire_tools import check_tools
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote_json
 from sapwood_server.values.messages import EngineInfo
 
 router = APIRouter()
@@ -85,6 +86,7 @@ def _top_logprobs(body: ChatBody) -> int | None:
         return integer("top_logprobs", body.top_logprobs, 0, 0, MAX_TOP_LOGPROBS)
     if body.top_logprobs is not None:
         raise BadRequestError(
-            f"top_logprobs is {quote(body.top_logprobs)} without logprobs: true; accepted: both", param="top_logprobs"
+            f"top_logprobs is {quote_json(body.top_logprobs)} without logprobs: true; accepted: both",
+            param="top_logprobs",
         )
     return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from sapwood_server.api.wire_shared import SharedBody, quote
+from sapwood_server.api.wire_shared import SharedBody
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote_json
 from sapwood_server.values.messages import EngineInfo
 from sapwood_server.values.sampling import SamplingParams
 
@@ -86,7 +87,7 @@ def token_ids(name: str, ids: Sequence[int], vocab_size: int) -> tuple[int, ...]
 
 def outside(name: str, value: object, accepted: str) -> BadRequestError:
     """The refusal of a value, which names the field, shows the value, and says what is accepted."""
-    return BadRequestError(f"{name} is {quote(value)}; accepted: {accepted}", param=name)
+    return BadRequestError(f"{name} is {quote_json(value)}; accepted: {accepted}", param=name)
 
 
 def _top_p(value: float | None) -> float:
@@ -111,7 +112,7 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             raise BadRequestError(
-                f"logit_bias has the key {quote(key)}; accepted: token ids from 0 to {vocab_size - 1}",
+                f"logit_bias has the key {quote_json(key)}; accepted: token ids from 0 to {vocab_size - 1}",
                 param="logit_bias",
             )
         entries[int(key)] = number(f"logit_bias[{key}]", value, 0.0, -100, 100)

@@ -9,6 +9,7 @@ import msgspec
 from sapwood_server.api.wire_shared import SharedBody
 from sapwood_server.chat.messages import Message, Role, ToolCall
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote
 
 PART_SEPARATOR = "\n"
 """Between the text parts of one message."""
@@ -188,7 +189,9 @@ def _to_assistant(wire: AssistantMessage, where: str) -> Message:
 def _to_call(wire: WireToolCall, where: str) -> ToolCall:
     if wire.type != "function":
         raise BadRequestError(
-            f"{where}.type is {wire.type!r}; accepted: 'function'", code="unsupported_value", param=f"{where}.type"
+            f"{where}.type is {quote(wire.type)}; accepted: 'function'",
+            code="unsupported_value",
+            param=f"{where}.type",
         )
     return ToolCall(id=wire.id, name=wire.function.name, arguments=wire.function.arguments or "{}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sapwood_server.api.wire_shared import SharedBody, quote
+from sapwood_server.api.wire_shared import SharedBody
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote_json
 
 MAX_PROMPTS = 1024
 
@@ -34,8 +35,8 @@ def to_prompts(prompt: str | list[int | str | list[int]]) -> list[Prompt]:
     prompts = [item for item in prompt if not isinstance(item, int)]
     if not prompts or ids or len({type(item) for item in prompts}) > 1 or len(prompts) > MAX_PROMPTS:
         raise BadRequestError(
-            f"prompt is {quote(prompt)}; accepted: a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of "
-            "either, not mixed",
+            f"prompt is {quote_json(prompt)}; accepted: a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} "
+            "of either, not mixed",
             param="prompt",
         )
     return prompts

@@ -6,12 +6,12 @@ or refused (`REFUSED`, but for the values listed, which ask for nothing). `null`
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote_json
 
 IGNORED = (
     "user",
@@ -138,18 +138,9 @@ def _is_listed(value: Any, listed: tuple[Any, ...]) -> bool:
 
 
 def _refusal(name: str, value: Any) -> BadRequestError:
-    shown = quote(value)
-    listed = [quote(item) for item in REFUSED[name]]
+    shown = quote_json(value)
+    listed = [quote_json(item) for item in REFUSED[name]]
     accepted = f"accepted: {' or '.join(listed)}, or leave it out" if listed else "leave it out"
     return BadRequestError(
         f"{name} is {shown}, which this server does not implement; {accepted}", code="unsupported_parameter", param=name
     )
-
-
-def quote(value: Any, limit: int = 80) -> str:
-    """A value of a request as a message shows it: as JSON, and short."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sapwood_server.api.wire_shared import quote
 from sapwood_server.chat.messages import Tool
 from sapwood_server.errors import BadRequestError
+from sapwood_server.quoting import quote_json, shorten
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
@@ -28,7 +28,8 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
         raise _wrong(f"{where}.function", function, "an object with 'name'")
     for field in sorted((tool.keys() - {"type", "function"}) | (function.keys() - _FUNCTION_FIELDS)):
         inside = where if field in tool else f"{where}.function"
-        raise BadRequestError(f"unknown field: {inside}.{field}", code="unknown_field", param=f"{inside}.{field}")
+        path = f"{inside}.{shorten(field)}"
+        raise BadRequestError(f"unknown field: {path}", code="unknown_field", param=path)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _wrong(f"{where}.function.name", name, "1 to 64 letters, digits, '_', '-' or '.'")
@@ -41,4 +42,4 @@ def _check_tool(tool: dict[str, Any], where: str) -> None:
 
 
 def _wrong(where: str, value: Any, accepted: str) -> BadRequestError:
-    return BadRequestError(f"{where} is {quote(value)}; accepted: {accepted}", param=where)
+    return BadRequestError(f"{where} is {quote_json(value)}; accepted: {accepted}", param=where)

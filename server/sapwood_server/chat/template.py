@@ -11,6 +11,7 @@ import jinja2
 from sapwood_server.chat.messages import Message, Tool, ToolCall
 from sapwood_server.chat.sandbox import RunawayTemplateError, TemplateSandbox, render
 from sapwood_server.errors import BadRequestError, StartupError
+from sapwood_server.quoting import quote, reason_of, shorten
 
 RESERVED_OPTIONS = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 """Variables of a template that the request's own fields set, so `chat_template_kwargs` may not."""
@@ -58,9 +59,9 @@ class ChatTemplate:
             return "tool_use"
         if "default" in self._templates:
             return "default"
+        names = shorten(", ".join(sorted(self._templates))) or "none at all"
         raise BadRequestError(
-            f"this model has no default chat template, only {', '.join(sorted(self._templates)) or 'none at all'}; "
-            "use /v1/completions",
+            f"this model has no default chat template, only {names}; use /v1/completions",
             code="no_chat_template",
             param="messages",
         )
@@ -96,7 +97,7 @@ class ChatTemplate:
         try:
             return _PROBE_ARGUMENTS in self._render(name, messages, (tool,), {}, text_arguments=True)
         except RunawayTemplateError as error:
-            raise StartupError(f"chat template {name!r} {error} on a conversation of three messages") from error
+            raise StartupError(f"chat template {quote(name)} {error} on a conversation of three messages") from error
         except Exception:  # noqa: BLE001 - it may refuse text, or calls of any kind: mappings are the convention
             return False
 
@@ -106,17 +107,18 @@ def _verdict(error: Exception) -> str:
     if isinstance(error, RunawayTemplateError):
         return f"{error} on these messages"
     if isinstance(error, jinja2.TemplateError):
-        return f"refuses these messages: {error}"
-    return f"fails on these messages: {type(error).__name__}: {error}"
+        return f"refuses these messages: {reason_of(error)}"
+    return f"fails on these messages: {type(error).__name__}: {reason_of(error)}"
 
 
 def _compile(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Template:
     try:
         return sandbox.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise StartupError(f"chat template {name!r} can't be parsed: line {error.lineno}: {error}") from error
+        where = f"line {error.lineno}: {reason_of(error)}"
+        raise StartupError(f"chat template {quote(name)} can't be parsed: {where}") from error
     except RecursionError as error:
-        raise StartupError(f"chat template {name!r} can't be parsed: it is nested too deeply") from error
+        raise StartupError(f"chat template {quote(name)} can't be parsed: it is nested too deeply") from error
 
 
 def _to_template(message: Message, text_arguments: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from sapwood_server.quoting import reason_of
 from sapwood_server.values.events import FinalEvent, TokenEvent
 from sapwood_server.values.messages import (
     Cancel,
@@ -143,7 +144,7 @@ class EngineLoop:
             result = self._runner.execute(plan)
         except Exception as error:
             _logger.exception("step %d failed; its requests end with an error", plan.step)
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = f"{type(error).__name__}: {reason_of(error)}"
             self._failed_steps += 1
             if self._failed_steps >= _MAX_FAILED_STEPS:
                 raise EngineBrokenError(

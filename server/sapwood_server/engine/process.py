@@ -15,6 +15,7 @@ from sapwood_server.config import ServerConfig
 from sapwood_server.engine.channel import EngineChannel
 from sapwood_server.engine.loop import Engine, EngineLoop
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import reason_of
 from sapwood_server.values.messages import Failed, Loading, Ready
 
 Progress = Callable[[str, float], None]
@@ -59,7 +60,7 @@ def _serve(channel: EngineChannel, config: ServerConfig, build: BuildEngine) -> 
         return 1
     except Exception as error:
         _logger.exception("the engine can't go on")
-        channel.send(Failed(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        channel.send(Failed(f"{type(error).__name__}: {reason_of(error)}"))
         return 1
     return 0
 

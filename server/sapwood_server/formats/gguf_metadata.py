@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import quote
 
 GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = (2, 3)
@@ -60,14 +61,14 @@ class GgufHeader:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return kind(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise StartupError(f"{self.path}: metadata key {key!r} is {value!r}; expected {kind.__name__}")
+            raise StartupError(f"{self.path}: metadata key {quote(key)} is {quote(value)}; expected {kind.__name__}")
         return value
 
     def require(self, key: str, kind: type[T]) -> T:
         """The scalar at `key`; StartupError if it is missing."""
         value = self.get(key, kind)
         if value is None:
-            raise StartupError(f"{self.path}: metadata key {key!r} is missing")
+            raise StartupError(f"{self.path}: metadata key {quote(key)} is missing")
         return value
 
     def array(self, key: str, kind: type[T]) -> list[T]:
@@ -76,7 +77,7 @@ class GgufHeader:
         if value is None:
             return []
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise StartupError(f"{self.path}: metadata key {key!r} is not an array of {kind.__name__}")
+            raise StartupError(f"{self.path}: metadata key {quote(key)} is not an array of {kind.__name__}")
         return [item for item in value if isinstance(item, kind)]
 
 
@@ -148,7 +149,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         with path.open("rb") as file:
             magic = file.read(8)
             if magic[:4] != GGUF_MAGIC:
-                raise StartupError(f"{path}: not a GGUF file (it starts with {magic[:4]!r}, not {GGUF_MAGIC!r})")
+                raise StartupError(f"{path}: not a GGUF file (it starts with {quote(magic[:4])}, not b'GGUF')")
             if len(magic) < 8:
                 raise StartupError(f"{path}: not a whole GGUF file: it has {len(magic)} bytes")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -169,7 +170,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     infos = [_parse_tensor_info(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise StartupError(f"{path}: general.alignment is {alignment!r}; expected a power of two")
+        raise StartupError(f"{path}: general.alignment is {quote(alignment)}; expected a power of two")
     start = -(-cursor.position // alignment) * alignment
     tensors = tuple(GgufTensor(info.name, info.shape, info.type_code, start + info.offset) for info in infos)
     if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -182,7 +183,7 @@ def _parse_metadata(cursor: _Cursor, num_pairs: int) -> dict[str, Value]:
     for _ in range(num_pairs):
         key = cursor.string()
         if key in metadata:
-            raise cursor.broken(f"key {key!r} for the second time")
+            raise cursor.broken(f"key {quote(key)} for the second time")
         metadata[key] = cursor.value(cursor.count("I"))
     return metadata
 
@@ -192,6 +193,6 @@ def _parse_tensor_info(cursor: _Cursor) -> GgufTensor:
     name = cursor.string()
     num_dimensions = cursor.count("I")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise cursor.broken(f"tensor {name!r} with {num_dimensions} dimensions")
+        raise cursor.broken(f"tensor {quote(name)} with {num_dimensions} dimensions")
     shape = tuple(int(size) for size in reversed(cursor.scalars("Q", num_dimensions)))
     return GgufTensor(name, shape, type_code=cursor.count("I"), offset=cursor.count())

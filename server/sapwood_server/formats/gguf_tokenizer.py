@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import GgufHeader
+from sapwood_server.quoting import quote
 
 SPACE_MARK = "▁"
 """Sentencepiece's stand-in for a space in the pieces of its vocabulary (U+2581)."""
@@ -100,7 +101,7 @@ def read_vocabulary(header: GgufHeader) -> GgufVocabulary:
     """The vocabulary of a file. StartupError for a tokenizer kind or pre-tokenizer that is not known exactly."""
     kind = header.require("tokenizer.ggml.model", str)
     if kind not in ("gpt2", "llama"):
-        raise StartupError(f"{header.path}: tokenizer.ggml.model is {kind!r} (accepted: 'gpt2', 'llama')")
+        raise StartupError(f"{header.path}: tokenizer.ggml.model is {quote(kind)} (accepted: 'gpt2', 'llama')")
     tokens = tuple(header.array("tokenizer.ggml.tokens", str))
     if not tokens:
         raise StartupError(f"{header.path}: tokenizer.ggml.tokens is missing or empty")
@@ -150,7 +151,7 @@ def _pre_tokenizer(header: GgufHeader) -> PreTokenizer:
     name = header.get("tokenizer.ggml.pre", str) or "default"
     if name not in PRE_TOKENIZERS:
         raise StartupError(
-            f"{header.path}: tokenizer.ggml.pre is {name!r} (accepted: {', '.join(sorted(PRE_TOKENIZERS))})"
+            f"{header.path}: tokenizer.ggml.pre is {quote(name)} (accepted: {', '.join(sorted(PRE_TOKENIZERS))})"
         )
     return PRE_TOKENIZERS[name]
 
@@ -160,11 +161,15 @@ def _read_merges(header: GgufHeader, tokens: frozenset[str]) -> tuple[tuple[str,
     for line in header.array("tokenizer.ggml.merges", str):
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
-            raise StartupError(f"{header.path}: tokenizer.ggml.merges has {line!r}; expected two tokens and a space")
+            raise _wrong_merge(header, line, "expected two tokens and a space")
         if left not in tokens or right not in tokens or left + right not in tokens:
-            raise StartupError(f"{header.path}: tokenizer.ggml.merges has {line!r}; those are no tokens of the file")
+            raise _wrong_merge(header, line, "those are no tokens of the file")
         merges.append((left, right))
     return tuple(merges)
+
+
+def _wrong_merge(header: GgufHeader, line: str, why: str) -> StartupError:
+    return StartupError(f"{header.path}: tokenizer.ggml.merges has {quote(line)}; {why}")
 
 
 def _byte_level(vocabulary: GgufVocabulary, pre: PreTokenizer) -> Tokenizer:

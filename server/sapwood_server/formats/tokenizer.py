@@ -19,6 +19,7 @@ from sapwood_server.formats.model_files import (
     ModelFiles,
     read_optional_json,
 )
+from sapwood_server.quoting import reason_of
 
 DEFAULT_TEMPLATE = "default"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -41,7 +42,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the binding raises no narrower class
-        raise StartupError(f"{path}: not a tokenizer: {error}") from error
+        raise StartupError(f"{path}: not a tokenizer: {reason_of(error)}") from error
     # The file may carry the settings of its training; a prompt is neither cut nor padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -77,7 +78,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"{path}: can't be read: {error}") from error
+        raise StartupError(f"{path}: can't be read: {reason_of(error)}") from error
 
 
 def special_tokens(files: ModelFiles) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from sapwood_server.formats.model_files import (
     read_optional_json,
 )
 from sapwood_server.formats.tokenizer import load_tokenizer, token_text
+from sapwood_server.quoting import quote, shorten
 
 END_OF_TURN_TEXTS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
@@ -178,7 +179,7 @@ def _speller(document: dict[str, Any], path: Path) -> Callable[[str], bytes]:
     if kinds & {"ByteFallback", "Metaspace"}:
         return sentencepiece_bytes
     found = ", ".join(sorted(str(kind) for kind in kinds if kind)) or "none"
-    raise StartupError(f"{path}: decoder is {found} (accepted: ByteLevel, ByteFallback, Metaspace)")
+    raise StartupError(f"{path}: decoder is {shorten(found)} (accepted: ByteLevel, ByteFallback, Metaspace)")
 
 
 def _bos_id(config: dict[str, Any], tokenizer_config: dict[str, Any], ids: dict[str, int]) -> int | None:
@@ -201,16 +202,17 @@ def _folder_adds_bos(tokenizer: Tokenizer, tokenizer_config: dict[str, Any], bos
 def _id_list(value: Any, path: Path) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(id_, int) for id_ in ids):
-        raise StartupError(f"{path}: 'eos_token_id' is {value!r}; expected an id or a list of ids")
+        raise StartupError(f"{path}: 'eos_token_id' is {quote(value)}; expected an id or a list of ids")
     return ids
 
 
 def _padded(token_bytes: Mapping[int, bytes], vocab_size: Any, num_tokens: int, path: Path) -> tuple[bytes, ...]:
     """One entry per logit of the model, which may have more rows than the tokenizer has tokens, never fewer."""
     if not isinstance(vocab_size, int) or vocab_size < num_tokens:
-        raise StartupError(f"{path}: {num_tokens} tokens, but the model's vocab_size is {vocab_size}")
+        raise StartupError(f"{path}: {num_tokens} tokens, but the model's vocab_size is {quote(vocab_size)}")
     if vocab_size > MAX_VOCAB_SIZE:
-        raise StartupError(f"{path}: the model's vocab_size is {vocab_size} (accepted: at most {MAX_VOCAB_SIZE})")
+        found = f"the model's vocab_size is {quote(vocab_size)}"
+        raise StartupError(f"{path}: {found} (accepted: at most {MAX_VOCAB_SIZE})")
     return tuple(token_bytes.get(id_, b"") for id_ in range(vocab_size))
 
 
@@ -227,7 +229,8 @@ def _build(
     eos_ids = frozenset(eos)
     for id_ in (*eos_ids, *(() if bos_id is None else (bos_id,))):
         if not 0 <= id_ < len(token_bytes):
-            raise StartupError(f"{path}: begin or end token id {id_} is outside the vocabulary of {len(token_bytes)}")
+            given = f"begin or end token id {quote(id_)}"
+            raise StartupError(f"{path}: {given} is outside the vocabulary of {len(token_bytes)}")
     return Vocabulary(
         token_bytes=token_bytes,
         control_ids=frozenset(control),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import quote
+
+_NUMBER_LIMIT = 2**53
+"""Far above any model's; up to here Python's floats hold integers exactly."""
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -48,7 +51,8 @@ class RopeScaling:
         for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             bounds = getattr(self, low), getattr(self, high)
             if None not in bounds and bounds[0] >= bounds[1]:
-                raise StartupError(f"{path}: {low} is {bounds[0]}; expected less than {high}, {bounds[1]}")
+                given, limit = map(quote, bounds)
+                raise StartupError(f"{path}: {low} is {given}; expected less than {high}, {limit}")
         if self.kind == "yarn" and rope_theta <= 1:
             raise StartupError(f"{path}: rope_theta is {rope_theta}; expected more than 1 for yarn")
 
@@ -84,14 +88,15 @@ class ModelConfig:
         for name, value in _numbers(self):
             _check_positive(path, name, value)
         if self.num_heads % self.num_kv_heads:
-            raise StartupError(f"{path}: {self.num_heads} heads can't share {self.num_kv_heads} key-value heads evenly")
+            heads, kv_heads = quote(self.num_heads), quote(self.num_kv_heads)
+            raise StartupError(f"{path}: {heads} heads can't share {kv_heads} key-value heads evenly")
         if self.max_position_embeddings < 2:
             raise StartupError(
                 f"{path}: max_position_embeddings is {self.max_position_embeddings}; expected at least 2, for a token "
                 "of a prompt and its answer"
             )
         if self.head_dim % 2:
-            raise StartupError(f"{path}: head_dim is {self.head_dim}; expected an even number")
+            raise StartupError(f"{path}: head_dim is {quote(self.head_dim)}; expected an even number")
         if self.rope_scaling is not None:
             self.rope_scaling.check(path, self.head_dim, self.rope_theta)
 
@@ -113,5 +118,5 @@ def _numbers(shape: RopeScaling | ModelConfig) -> Iterator[tuple[str, int | floa
 
 
 def _check_positive(path: Path, name: str, value: int | float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise StartupError(f"{path}: {name} is {value}; expected a positive number")
+    if not 0 < value < _NUMBER_LIMIT:
+        raise StartupError(f"{path}: {name} is {quote(value)}; expected a positive number under 2**53")

@@ -8,6 +8,7 @@ from sapwood_server.errors import StartupError
 from sapwood_server.formats.gguf_metadata import GgufHeader, GgufTensor
 from sapwood_server.model.config import Architecture, ModelConfig, RopeScaling
 from sapwood_server.model.config_json import yarn_mscale
+from sapwood_server.quoting import quote, shorten
 
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("none", "linear", "yarn")
@@ -34,7 +35,8 @@ def config_from_gguf(header: GgufHeader) -> ModelConfig:
     name = header.require("general.architecture", str)
     architecture = next((known for known in ARCHITECTURES if known == name), None)
     if architecture is None:
-        raise StartupError(f"{header.path}: general.architecture is {name!r} (accepted: {', '.join(ARCHITECTURES)})")
+        accepted = ", ".join(ARCHITECTURES)
+        raise StartupError(f"{header.path}: general.architecture is {quote(name)} (accepted: {accepted})")
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if "token_embd.weight" not in tensors:
         raise StartupError(f"{header.path}: no tensor 'token_embd.weight'")
@@ -80,15 +82,14 @@ def _rope_scaling(header: GgufHeader, name: str, factors: GgufTensor | None) -> 
     prefix = f"{name}.rope.scaling."
     kind = header.get(prefix + "type", str) or "none"
     if kind not in ROPE_TYPES:
-        raise StartupError(f"{header.path}: {prefix}type is {kind!r} (accepted: {', '.join(ROPE_TYPES)})")
+        raise StartupError(f"{header.path}: {prefix}type is {quote(kind)} (accepted: {', '.join(ROPE_TYPES)})")
     for key in header.metadata:
         if key.startswith(prefix) and key.removeprefix(prefix) not in _ROPE_SCALING_KEYS[kind]:
-            raise StartupError(
-                f"{header.path}: {key} is {header.metadata[key]!r}; not implemented for {kind!r} scaling"
-            )
+            given = f"{shorten(key)} is {quote(header.metadata[key])}"
+            raise StartupError(f"{header.path}: {given}; not implemented for {quote(kind)} scaling")
     if factors is not None:
         if kind != "none":
-            raise StartupError(f"{header.path}: both {ROPE_FACTORS_TENSOR} and {prefix}type {kind!r}")
+            raise StartupError(f"{header.path}: both {ROPE_FACTORS_TENSOR} and {prefix}type {quote(kind)}")
         return RopeScaling(kind="factors", factors=_read_factors(header, factors))
     if kind == "linear":
         return RopeScaling(kind="linear", factor=header.require(prefix + "factor", float))
@@ -109,6 +110,6 @@ def _read_factors(header: GgufHeader, tensor: GgufTensor) -> tuple[float, ...]:
     """The divisors of the frequencies: a small fp32 vector."""
     end = tensor.offset + 4 * tensor.shape[0]
     if tensor.type_code != _F32 or len(tensor.shape) != 1 or end > header.file_size:
-        raise StartupError(f"{header.path}: tensor {tensor.name!r} is not a whole F32 vector")
+        raise StartupError(f"{header.path}: tensor {quote(tensor.name)} is not a whole F32 vector")
     values = np.fromfile(header.path, dtype="<f4", count=tensor.shape[0], offset=tensor.offset)
     return tuple(float(value) for value in values)

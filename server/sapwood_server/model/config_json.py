@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sapwood_server.errors import StartupError
 from sapwood_server.model.config import Architecture, ModelConfig, RopeScaling
+from sapwood_server.quoting import quote
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": "llama",
@@ -53,13 +54,13 @@ class _Object:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return kind(value)
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise StartupError(f"{self.path}: {key!r} is {value!r}; expected {kind.__name__}")
+            raise StartupError(f"{self.path}: {quote(key)} is {quote(value)}; expected {kind.__name__}")
         return value
 
     def require(self, key: str, kind: type[T], default: T | None = None) -> T:
         value = self.get(key, kind, default)
         if value is None:
-            raise StartupError(f"{self.path}: {key!r} is missing")
+            raise StartupError(f"{self.path}: {quote(key)} is missing")
         return value
 
 
@@ -68,13 +69,14 @@ def config_from_json(values: Mapping[str, Any], path: Path) -> ModelConfig:
     architecture = _architecture(values, path)
     for key, accepted in _ONLY_ACCEPTED.items():
         if key in values and values[key] not in accepted:
-            raise StartupError(f"{path}: {key!r} is {values[key]!r} (accepted: {', '.join(map(repr, accepted))})")
+            shown = ", ".join(map(repr, accepted))
+            raise StartupError(f"{path}: {quote(key)} is {quote(values[key])} (accepted: {shown})")
     config = _Object(path, values)
     hidden_size = config.require("hidden_size", int)
     num_heads = config.require("num_attention_heads", int)
     max_position_embeddings = config.require("max_position_embeddings", int)
     if num_heads <= 0:
-        raise StartupError(f"{path}: 'num_attention_heads' is {num_heads}; expected a positive number")
+        raise StartupError(f"{path}: 'num_attention_heads' is {quote(num_heads)}; expected a positive number")
     default_head_dim = _DEFAULT_QWEN3_HEAD_DIM if architecture == "qwen3" else hidden_size // num_heads
     rope = _Object(path, _rope_parameters(values, path))
     return ModelConfig(
@@ -100,7 +102,7 @@ def config_from_json(values: Mapping[str, Any], path: Path) -> ModelConfig:
 def _architecture(values: Mapping[str, Any], path: Path) -> Architecture:
     names = values.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(ARCHITECTURES):
-        raise StartupError(f"{path}: 'architectures' is {names!r} (accepted: one of {', '.join(ARCHITECTURES)})")
+        raise StartupError(f"{path}: 'architectures' is {quote(names)} (accepted: one of {', '.join(ARCHITECTURES)})")
     return ARCHITECTURES[names[0]]
 
 
@@ -108,7 +110,7 @@ def _rope_parameters(values: Mapping[str, Any], path: Path) -> Mapping[str, Any]
     """The rotary settings of either layout, with the keys that may stand beside them brought in."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise StartupError(f"{path}: rope_parameters is {rope!r} (accepted: one flat object for all layers)")
+        raise StartupError(f"{path}: rope_parameters is {quote(rope)} (accepted: one flat object for all layers)")
     original = values.get("original_max_position_embeddings")
     return rope if original is None else rope | {"original_max_position_embeddings": original}
 
@@ -117,7 +119,7 @@ def _rope_scaling(rope: _Object, max_position_embeddings: int) -> RopeScaling | 
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if rope.values.get("partial_rotary_factor") not in (None, 1.0):
         value = rope.values["partial_rotary_factor"]
-        raise StartupError(f"{rope.path}: 'partial_rotary_factor' is {value!r} (accepted: 1.0)")
+        raise StartupError(f"{rope.path}: 'partial_rotary_factor' is {quote(value)} (accepted: 1.0)")
     if kind == "default":
         return None
     if kind == "linear":
@@ -142,7 +144,7 @@ def _rope_scaling(rope: _Object, max_position_embeddings: int) -> RopeScaling | 
             attention_factor=_yarn_attention_factor(rope, factor),
             truncate=rope.require("truncate", bool, True),
         )
-    raise StartupError(f"{rope.path}: 'rope_type' is {kind!r} (accepted: {', '.join(ROPE_TYPES)})")
+    raise StartupError(f"{rope.path}: 'rope_type' is {quote(kind)} (accepted: {', '.join(ROPE_TYPES)})")
 
 
 def _yarn_factor(rope: _Object, extension: float) -> float:

@@ -19,6 +19,7 @@ from sapwood_server.model.config_gguf import ROPE_FACTORS_TENSOR
 from sapwood_server.model.gguf_blocks import unpack_q4
 from sapwood_server.model.matrix import PackedQ4
 from sapwood_server.model.tensor_errors import missing_tensor, unused_tensors, wrong_shape
+from sapwood_server.quoting import quote
 
 ACCEPTED_TYPES = tuple(
     GGMLQuantizationType[name]
@@ -97,20 +98,20 @@ class GgufSource:
         if kind is None:
             accepted = ", ".join(known.name for known in ACCEPTED_TYPES)
             raise StartupError(
-                f"{path}: tensor {tensor.name!r} is {_type_name(tensor.type_code)} (accepted: {accepted})"
+                f"{path}: tensor {quote(tensor.name)} is {_type_name(tensor.type_code)} (accepted: {accepted})"
             )
         block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         columns = tensor.shape[-1]
         if columns % block_size:
             raise StartupError(
-                f"{path}: tensor {tensor.name!r} has {columns} columns; {kind.name} wants blocks of {block_size}"
+                f"{path}: tensor {quote(tensor.name)} has {columns} columns; {kind.name} wants blocks of {block_size}"
             )
         row_bytes = columns // block_size * block_bytes
         num_rows = math.prod(tensor.shape[:-1])
         end = tensor.offset + num_rows * row_bytes
         if end > self._header.file_size:
             raise StartupError(
-                f"{path}: cut short: tensor {tensor.name!r} ends at byte {end} of {self._header.file_size}"
+                f"{path}: cut short: tensor {quote(tensor.name)} ends at byte {end} of {self._header.file_size}"
             )
         data = np.fromfile(path, dtype=np.uint8, count=num_rows * row_bytes, offset=tensor.offset)
         return kind, data.reshape(num_rows, row_bytes)

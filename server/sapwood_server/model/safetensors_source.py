@@ -15,6 +15,7 @@ from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import safetensors_files
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.tensor_errors import missing_tensor, unused_tensors, wrong_shape
+from sapwood_server.quoting import quote, reason_of
 
 ACCEPTED_TYPES = ("F32", "F16", "BF16")
 
@@ -36,7 +37,7 @@ class SafetensorsSource:
         for path in safetensors_files(folder):
             for name, handle in self._open(path).items():
                 if name in self._holders:
-                    raise StartupError(f"{path}: tensor {name!r} is also in {self._holders[name][0].name}")
+                    raise StartupError(f"{path}: tensor {quote(name)} is also in {self._holders[name][0].name}")
                 self._holders[name] = (path, handle)
         self._unused = {name for name in self._holders if not _ROTARY_BUFFER.fullmatch(name)}
         if config.tie_word_embeddings:
@@ -47,7 +48,7 @@ class SafetensorsSource:
             handle = self._stack.enter_context(safe_open(str(path), framework="pt"))
             return dict.fromkeys(handle.keys(), handle)
         except (SafetensorError, OSError) as error:
-            raise StartupError(f"{path}: not a whole safetensors file: {error}") from error
+            raise StartupError(f"{path}: not a whole safetensors file: {reason_of(error)}") from error
 
     def fill(self, name: str, out: Tensor) -> None:
         """Writes tensor `name` to `out`, whose shape it must have, rounded to its dtype. StartupError if the tensor is
@@ -61,7 +62,7 @@ class SafetensorsSource:
         if shape != tuple(out.shape):
             raise wrong_shape(path, name, shape, tuple(out.shape))
         if kind not in ACCEPTED_TYPES:
-            raise StartupError(f"{path}: tensor {name!r} is {kind} (accepted: {', '.join(ACCEPTED_TYPES)})")
+            raise StartupError(f"{path}: tensor {quote(name)} is {kind} (accepted: {', '.join(ACCEPTED_TYPES)})")
         out.copy_(handle.get_tensor(name))
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.gguf_source import GgufSource
 from sapwood_server.model.matrix import Matrix, PackedQ4, merge_packed
 from sapwood_server.model.safetensors_source import SafetensorsSource
+from sapwood_server.quoting import quote
 
 
 class TensorSource(Protocol):
@@ -158,5 +159,5 @@ class _Loader:
     def _fill(self, name: str, out: Tensor) -> PackedQ4 | None:
         packed = self._source.fill(name, out)
         if out.dtype == torch.float16 and not bool(torch.isfinite(out).all()):
-            raise StartupError(f"tensor {name!r} is too large for float16 (accepted: --dtype float32 or bfloat16)")
+            raise StartupError(f"tensor {quote(name)} is too large for float16 (accepted: --dtype float32 or bfloat16)")
         return packed

@@ -19,6 +19,7 @@ import zmq.asyncio
 
 from sapwood_server.config import ServerConfig, engine_environment
 from sapwood_server.errors import StartupError
+from sapwood_server.quoting import LINE_CHARACTERS, quote
 from sapwood_server.values.messages import FromEngine, ToEngine
 
 ENGINE_COMMAND = (sys.executable, "-m", "sapwood_server.engine")
@@ -43,8 +44,9 @@ class SocketDirectory:
         self._count += 1
         path = str(self._path / f"engine-{self._count}")
         if len(path.encode()) > zmq.IPC_PATH_MAX_LEN:
+            shown = quote(path, LINE_CHARACTERS)
             raise StartupError(
-                f"the socket's path {path!r} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; set TMPDIR to a shorter one"
+                f"the socket's path {shown} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; set TMPDIR to a shorter one"
             )
         return f"ipc://{path}"
 
@@ -86,7 +88,7 @@ class EngineProcess:
             )
         except OSError as error:
             socket.close(linger=0)
-            raise StartupError(f"can't run the engine with {command[0]!r}: {error}") from error
+            raise StartupError(f"can't run the engine with {quote(command[0], LINE_CHARACTERS)}: {error}") from error
         engine = cls(process, socket)
         engine._stdin.write(msgspec.json.encode(dataclasses.replace(config, api_key=())) + b"\n")
         return engine
