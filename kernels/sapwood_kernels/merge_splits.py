@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood_kernels.check import FLOAT_DTYPES, check_dtype, check_shape
+from sapwood_kernels.check import check_dtype, check_shape
 from sapwood_kernels.decode_work import DecodeWork
 from sapwood_kernels.fold import LOG2_E, fold
-from sapwood_kernels.partials import Partials, check_partials
+from sapwood_kernels.partials import Partials
 from sapwood_kernels.values import AttentionRule
 
 
@@ -91,7 +91,7 @@ def _merge_splits(
         maximum = tl.load(sinks + head) * LOG2_E
         total = tl.full([], 1.0, tl.float32)
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for split in tl.range(first_split, tl.cdiv(keys, SPLIT_SIZE), num_stages=4):
+    for split in tl.range(first_split, tl.cdiv(keys, SPLIT_SIZE), num_stages=8):
         where = (number + split) * maximum_stride + head
         where_acc = (number + split) * acc_stride + head * acc_head_stride + dims
         maximum, total, acc = fold(

@@ -19,7 +19,7 @@ class Partials:
     """A row's attention over the keys of one split, once for each head: `DecodeWork.first_partial[row] + split` is its
     number. One buffer serves every layer of a step, and every step.
 
-    Rows of few keys take few, where an array `[rows, splits of the longest]` would have room for as many as the longest.
+    Rows of few keys take few; an array `[rows, splits of the longest]` would give every row as many as the longest.
     """
 
     maximum: Tensor
@@ -47,7 +47,7 @@ def allocate_partials(capacity: int, num_heads: int, head_dim: int, device: torc
 
 
 def check_partials(partials: Partials, capacity: int, num_heads: int, head_dim: int) -> None:
-    """There is room for `capacity`, and strides are those that kernels take. Raises ValueError that names the tensor."""
+    """Room for `capacity`, and strides that kernels take. Raises ValueError that names the tensor."""
     if partials.acc.shape[0] < capacity:
         raise ValueError(f"partials.acc has room for {partials.acc.shape[0]}; accepted: {capacity} or more, the work's")
     capacity = partials.acc.shape[0]
