@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from sapwood_server.quoting import REASON_CHARACTERS, quote, shorten
+from sapwood_server.quoting import LINE_CHARACTERS, quote, shorten
 
 USAGE_EXIT_CODE = 2
 """The shells' own for a wrong use, as against 1 for what failed."""
@@ -20,7 +20,7 @@ def usage_line(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapwood"
-    message = _of_parameter(error, arguments) or shorten(error.format_message(), REASON_CHARACTERS)
+    message = _of_parameter(error, arguments) or shorten(error.format_message(), LINE_CHARACTERS)
     if not message:
         return ""
     commands = _commands(context)
