@@ -53,14 +53,17 @@ def gather_keys(kv: Tensor, pages: Tensor, positions: range, scales: KVScales) -
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
     """query [num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> fp64 [num_heads, head_dim]."""
-    grouped = query.double().view(keys.shape[0], -1, keys.shape[2])
-    scores = grouped @ keys.transpose(1, 2) * rule.scale
-    if rule.softcap is not None:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores = capped_scores(query, keys, rule)
     if rule.sinks is not None:
         sinks = rule.sinks.double().view(keys.shape[0], -1, 1)
         scores = torch.cat((scores, sinks), dim=-1)
         values = torch.cat((values, torch.zeros_like(values[:, :1])), dim=1)
     if scores.shape[2] == 0:
-        return torch.zeros_like(grouped).flatten(0, 1)
+        return torch.zeros_like(query, dtype=torch.float64)
     return (torch.softmax(scores, dim=-1) @ values).flatten(0, 1)
+
+
+def capped_scores(query: Tensor, keys: Tensor, rule: AttentionRule) -> Tensor:
+    """query [num_heads, head_dim]; keys [num_kv_heads, num_keys, head_dim] -> fp64 [num_kv_heads, group, num_keys]."""
+    scores = query.double().view(keys.shape[0], -1, keys.shape[2]) @ keys.transpose(1, 2) * rule.scale
+    return scores if rule.softcap is None else rule.softcap * torch.tanh(scores / rule.softcap)
