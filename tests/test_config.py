@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sapwood_server.config import ServerConfig, engine_environment, parse_bytes, triton_interprets
+from sapwood_server.config import ServerConfig, cublas_may_split, engine_environment, parse_bytes, triton_interprets
 from sapwood_server.errors import StartupError
 
 
@@ -71,3 +71,18 @@ def test_an_engine_interprets_kernels_iff_its_device_is_the_interpreter(
     environment = engine_environment(ServerConfig(device=device))
     assert environment.get("TRITON_INTERPRET") == ("1" if device == "interpreter" else None)
     assert environment["SOMETHING_ELSE"] == "kept"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_engine_finds_no_workspace_to_split_products_in(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert cublas_may_split()
+    environment = engine_environment(ServerConfig(deterministic=deterministic))
+    assert environment.get("CUBLAS_WORKSPACE_CONFIG") == (":16:8" if deterministic else None)
+    assert environment.get("CUBLASLT_WORKSPACE_SIZE") == ("1" if deterministic else None)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cublas_may_split() is not deterministic

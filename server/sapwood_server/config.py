@@ -17,6 +17,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _TRITON_INTERPRET = "TRITON_INTERPRET"
 
+_CUBLAS_WITHOUT_SPLITS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+"""torch reads them when it first multiplies on a GPU: workspaces too small for products split along K, whose sums have
+an order that depends on the number of rows. (vLLM's batch-invariant mode sets the same from compute capability 9.0 on.)"""
+
 _DECIMAL_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS = _DECIMAL_UNITS | {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -141,9 +145,17 @@ def engine_environment(config: ServerConfig) -> dict[str, str]:
     """This process's environment, with what an engine of `config` needs to find in its own.
 
     Triton interprets kernels iff the device is `interpreter`: a variable left from other work must not slow a GPU down.
+    For `deterministic`, cuBLAS gets no workspace to split products in.
     """
     environment = dict(os.environ)
     environment.pop(_TRITON_INTERPRET, None)
     if config.device == "interpreter":
         environment[_TRITON_INTERPRET] = "1"
+    if config.deterministic:
+        environment |= _CUBLAS_WITHOUT_SPLITS
     return environment
+
+
+def cublas_may_split() -> bool:
+    """Whether this process lacks what `engine_environment` sets for `deterministic`."""
+    return any(os.environ.get(name) != value for name, value in _CUBLAS_WITHOUT_SPLITS.items())

@@ -17,6 +17,8 @@ from sapwood_server.model.devices import DeviceChoice, DeviceKind
 class KernelConfigs:
     """One per phase."""
 
+    arch: int
+    """Compute capability that they were looked up for, 90 for 9.0; INTERPRETER_ARCH on the CPU."""
     prefill: AttentionConfig
     decode: AttentionConfig
 
@@ -31,6 +33,6 @@ def find_kernel_configs(config: ModelConfig, dtype: torch.dtype, device: DeviceC
         return attention_config(ConfigKey(arch=arch, head_dim=config.head_dim, group=group, dtype=dtype, phase=phase))
 
     try:
-        return KernelConfigs(prefill=find(AttentionPhase.PREFILL), decode=find(AttentionPhase.DECODE))
+        return KernelConfigs(arch=arch, prefill=find(AttentionPhase.PREFILL), decode=find(AttentionPhase.DECODE))
     except ValueError as error:
         raise StartupError(f"the model can't run on --device {device.kind.value}: {error}") from error

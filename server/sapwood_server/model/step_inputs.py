@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,6 @@ from sapwood_server.values.plan import Phase
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
-
-Number = TypeVar("Number", np.int32, np.int64)
 
 NO_SLOT = -1
 """Of a token whose key and value are stored nowhere."""
@@ -87,34 +84,51 @@ def step_inputs(
     )
 
 
-def pad_step(step: StepInputs, num_rows: int) -> StepInputs:
-    """A step whose rows have one token each and are of one phase, with rows added up to `num_rows`.
+def idle_step(num_rows: int, *, decode_by_prefill: bool = False) -> StepInputs:
+    """Rows of one token each that touch nothing: they have no slot and no keys, so they store nothing and attend to
+    nothing."""
+    rows = PhaseInputs(
+        block_table=np.zeros((num_rows, 1), dtype=np.int32),
+        num_keys=np.zeros(num_rows, dtype=np.int32),
+        num_queries=np.ones(num_rows, dtype=np.int32),
+    )
+    none = PhaseInputs(rows.block_table[:0], rows.num_keys[:0], rows.num_queries[:0])
+    return StepInputs(
+        token_ids=np.zeros(num_rows, dtype=np.int64),
+        positions=np.zeros(num_rows, dtype=np.int64),
+        slots=np.full(num_rows, NO_SLOT, dtype=np.int64),
+        decode=none if decode_by_prefill else rows,
+        prefill=rows if decode_by_prefill else none,
+    )
 
-    Those touch nothing: they have no slot and no keys, so they store nothing and attend to nothing. ValueError for
-    another step, or one that has more rows.
+
+def pad_step(step: StepInputs, num_rows: int) -> StepInputs:
+    """A step whose rows have one token each and are of one phase, with idle rows added up to `num_rows`.
+
+    ValueError for another step, or one that has more rows.
     """
-    missing = num_rows - step.num_tokens
-    phases = [phase for phase in (step.decode, step.prefill) if phase.num_sequences]
-    if missing < 0 or len(phases) != 1 or phases[0].num_sequences != step.num_tokens:
+    in_prefill = step.prefill.num_sequences > 0
+    num_sequences = (step.prefill if in_prefill else step.decode).num_sequences
+    if num_sequences != step.num_tokens or num_sequences > num_rows:
         raise ValueError(
             f"the step has {step.num_tokens} tokens, {step.decode.num_sequences} decode rows and "
             f"{step.prefill.num_sequences} prefill rows; accepted: at most {num_rows} rows of one token and one phase"
         )
-
-    def padded(phase: PhaseInputs) -> PhaseInputs:
-        if not phase.num_sequences:
-            return phase
-        block_table = np.pad(phase.block_table, ((0, missing), (0, 0)))
-        return PhaseInputs(block_table, np.pad(phase.num_keys, (0, missing)), _padded(phase.num_queries, missing, 1))
-
+    idle = idle_step(num_rows - num_sequences, decode_by_prefill=in_prefill)
     return StepInputs(
-        token_ids=_padded(step.token_ids, missing, 0),
-        positions=_padded(step.positions, missing, 0),
-        slots=_padded(step.slots, missing, NO_SLOT),
-        decode=padded(step.decode),
-        prefill=padded(step.prefill),
+        token_ids=np.concatenate((step.token_ids, idle.token_ids)),
+        positions=np.concatenate((step.positions, idle.positions)),
+        slots=np.concatenate((step.slots, idle.slots)),
+        decode=step.decode if in_prefill else _joined(step.decode, idle.decode),
+        prefill=_joined(step.prefill, idle.prefill) if in_prefill else step.prefill,
     )
 
 
-def _padded(values: npt.NDArray[Number], missing: int, fill: int) -> npt.NDArray[Number]:
-    return np.concatenate((values, np.full(missing, fill, dtype=values.dtype)))
+def _joined(phase: PhaseInputs, idle: PhaseInputs) -> PhaseInputs:
+    block_table = np.zeros((phase.num_sequences + idle.num_sequences, phase.block_table.shape[1]), dtype=np.int32)
+    block_table[: phase.num_sequences] = phase.block_table
+    return PhaseInputs(
+        block_table=block_table,
+        num_keys=np.concatenate((phase.num_keys, idle.num_keys)),
+        num_queries=np.concatenate((phase.num_queries, idle.num_queries)),
+    )
