@@ -60,16 +60,17 @@ class LengthRules:
             )
         return budget
 
+    def check_messages(self, num_messages: int) -> None:
+        """Raises BadRequestError for more messages than the context has tokens, before anything is made of them: each
+        takes a token at least."""
+        if num_messages >= self.context:
+            raise self._too_long(f"{num_messages} tokens or more", "messages")
+
     def _check_prompt(self, prompt_tokens: int, param: str) -> None:
         if prompt_tokens == 0:
             raise BadRequestError("the prompt has no tokens; accepted: at least one", param=param)
         if prompt_tokens >= self.context:
-            raise BadRequestError(
-                f"This model's maximum context length is {self.context} tokens. However, your messages resulted in "
-                f"{prompt_tokens} tokens.",
-                code="context_length_exceeded",
-                param=param,
-            )
+            raise self._too_long(f"{prompt_tokens} tokens", param)
         if prompt_tokens >= self.pool:
             raise BadRequestError(
                 f"the prompt has {prompt_tokens} tokens, which leaves no room for one more: this server's KV pool "
@@ -77,3 +78,12 @@ class LengthRules:
                 code="context_length_exceeded",
                 param=param,
             )
+
+    def _too_long(self, found: str, param: str) -> BadRequestError:
+        """OpenAI's words, which clients parse."""
+        return BadRequestError(
+            f"This model's maximum context length is {self.context} tokens. However, your messages resulted in "
+            f"{found}.",
+            code="context_length_exceeded",
+            param=param,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -15,6 +15,7 @@ from sapwood_server.api.body import decode_body, read_body
 from sapwood_server.api.chat_writer import ChatCompletion, ChatWriter, Chunk
 from sapwood_server.api.job import Job
 from sapwood_server.api.job_builder import JobBuilder, check_model
+from sapwood_server.api.length import LengthRules
 from sapwood_server.api.openapi import answers, json_body
 from sapwood_server.api.sampling import MAX_TOP_LOGPROBS, integer, to_sampling, token_ids
 from sapwood_server.api.service import Service, service_of
@@ -34,25 +35,33 @@ async def create_chat_completion(request: Request, tenant: Annotated[str, Depend
     """Answer a conversation, whole or as a stream of chunks."""
     service = service_of(request)
     timer = service.metrics.time_request()
-    body = decode_body(await read_body(request, service.max_body_bytes), _decoder)
-    job = await _to_job(service, tenant, body)
+    data = await read_body(request, service.max_body_bytes)
+    job = await _to_job(service, tenant, decode_body(data, _decoder), len(data))
     return await answer(request, service, job, ChatWriter(job, service.tokens), timer)
 
 
-async def _to_job(service: Service, tenant: str, body: ChatBody) -> Job:
-    ignored = check_fields(body) + ignored_in_messages(body.messages or [])
+@dataclass(frozen=True)
+class _Prompt:
+    """The prompt's ids, and the fields of its messages that have no effect."""
+
+    ids: tuple[int, ...]
+    ignored: tuple[str, ...] = ()
+
+
+async def _to_job(service: Service, tenant: str, body: ChatBody, body_bytes: int) -> Job:
+    ignored = check_fields(body)
     check_model(service, body.model)
     info = service.engine.require().info
     _check_length_fields(body)
     sampling = to_sampling(body, info, top_logprobs=_top_logprobs(body), draw_seed=service.draw_seed)
-    prompt = await _prompt(service, body, info)
+    prompt = await service.prompt_threads.run(lambda: _prompt(service, body, info), body_bytes)
     field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="chatcmpl", prompt_field=field)
-    return builder.build(body, [prompt], sampling, ignored)
+    return builder.build(body, [prompt.ids], sampling, ignored + prompt.ignored)
 
 
-async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[int, ...]:
-    """The prompt's ids: the rendered messages, or the ids that came in their place."""
+def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> _Prompt:
+    """The rendered messages, or the ids that came in their place."""
     tools = check_tools(body.tools or [])
     if body.prompt_token_ids is not None:
         if body.messages:
@@ -64,12 +73,12 @@ async def _prompt(service: Service, body: ChatBody, info: EngineInfo) -> tuple[i
                 "chat_template_kwargs are for the rendering of messages; accepted: none beside prompt_token_ids",
                 param="chat_template_kwargs",
             )
-        return token_ids("prompt_token_ids", body.prompt_token_ids, info.vocab_size)
+        return _Prompt(token_ids("prompt_token_ids", body.prompt_token_ids, info.vocab_size))
     if body.messages is None:
         raise BadRequestError("missing field: 'messages' is required", code="missing_field", param="messages")
-    messages = to_messages(body.messages)
-    # In a thread: encoding 100,000 tokens takes a quarter of a second, in which other streams must go on.
-    return await asyncio.to_thread(service.prompts.encode_chat, messages, tools, body.chat_template_kwargs or {})
+    LengthRules.of(info, strict=service.strict_max_tokens).check_messages(len(body.messages))
+    ids = service.prompts.encode_chat(to_messages(body.messages), tools, body.chat_template_kwargs or {})
+    return _Prompt(ids, ignored_in_messages(body.messages))
 
 
 def _check_length_fields(body: ChatBody) -> None:

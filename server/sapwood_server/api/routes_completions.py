@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -31,24 +30,29 @@ async def create_completion(request: Request, tenant: Annotated[str, Depends(aut
     """Continue one or more raw prompts, whole or as a stream of chunks."""
     service = service_of(request)
     timer = service.metrics.time_request()
-    body = decode_body(await read_body(request, service.max_body_bytes), _decoder)
-    job = await _to_job(service, tenant, body)
+    data = await read_body(request, service.max_body_bytes)
+    job = await _to_job(service, tenant, decode_body(data, _decoder), len(data))
     return await answer(request, service, job, CompletionWriter(job, service.tokens), timer)
 
 
-async def _to_job(service: Service, tenant: str, body: CompletionBody) -> Job:
+async def _to_job(service: Service, tenant: str, body: CompletionBody, body_bytes: int) -> Job:
     ignored = check_fields(body)
     check_model(service, body.model)
     info = service.engine.require().info
     top_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_TOP_LOGPROBS)
     sampling = to_sampling(body, info, top_logprobs=top_logprobs, draw_seed=service.draw_seed)
-    prompts = to_prompts(body.prompt)
-    if len(prompts) * sampling.n > MAX_PROMPTS:
-        raise outside("n", sampling.n, f"up to {MAX_PROMPTS} choices over all {len(prompts)} prompts")
-    names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
-    ids = await asyncio.to_thread(lambda: [_encode(service, *item, info) for item in zip(names, prompts, strict=True)])
+    ids = await service.prompt_threads.run(lambda: _prompts(service, body, sampling.n, info), body_bytes)
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="cmpl", prompt_field="prompt")
     return builder.build(body, ids, sampling, ignored)
+
+
+def _prompts(service: Service, body: CompletionBody, n: int, info: EngineInfo) -> list[tuple[int, ...]]:
+    """The ids of each prompt."""
+    prompts = to_prompts(body.prompt)
+    if len(prompts) * n > MAX_PROMPTS:
+        raise outside("n", n, f"up to {MAX_PROMPTS} choices over all {len(prompts)} prompts")
+    names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
+    return [_encode(service, name, prompt, info) for name, prompt in zip(names, prompts, strict=True)]
 
 
 def _encode(service: Service, name: str, prompt: Prompt, info: EngineInfo) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
 from sapwood_server.api.auth import KeyRing
 from sapwood_server.api.engine import EngineSlot
 from sapwood_server.api.metrics import Metrics
+from sapwood_server.api.prompt_threads import PromptThreads
 from sapwood_server.chat.prompt import PromptEncoder
 from sapwood_server.chat.token_text import TokenTexts
 
@@ -33,6 +34,7 @@ class Service:
     enable_test_hooks: bool = False
     max_body_bytes: int = 8 * 2**20
     """Some ten times what a prompt of 128k tokens takes as JSON."""
+    prompt_threads: PromptThreads = field(default_factory=PromptThreads)
     heartbeat_seconds: float = 10.0
     """A stream in which nothing flows for so long gets a comment, so that no proxy gives it up."""
 
