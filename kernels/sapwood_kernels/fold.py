@@ -32,15 +32,18 @@ def log2_scores(products: tl.tensor, scale: tl.tensor, softcap: tl.constexpr) ->
 
 
 @triton.jit
-def online_softmax(scores: tl.tensor, maximum: tl.tensor, total: tl.tensor, acc: tl.tensor) -> tuple[tl.tensor, ...]:
+def online_softmax(
+    scores: tl.tensor, maximum: tl.tensor, total: tl.tensor, acc: tl.tensor, scale: tl.tensor = 1.0
+) -> tuple[tl.tensor, ...]:
     """One tile's scores taken in: `(weights, maximum, total, acc)`, the last three rescaled to the new maximum.
 
-    scores fp32 [rows, keys], masked ones minus infinity; maximum, total fp32 [rows]; acc fp32 [rows, head_dim], to
-    which the caller adds `weights @ values`. A tile that is masked whole changes no bit.
+    scores fp32 [rows, keys], masked ones minus infinity, in units of log 2 once they are multiplied by `scale` > 0,
+    which here costs no instruction of its own; maximum, total fp32 [rows]; acc fp32 [rows, head_dim], to which the
+    caller adds `weights @ values`. A tile that is masked whole changes no bit.
     """
-    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
     base = finite(new_maximum)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
     alpha = tl.exp2(maximum - base)
     total = tl.fma(total, alpha, tl.sum(weights, 1))
     return weights, new_maximum, total, acc * alpha[:, None]

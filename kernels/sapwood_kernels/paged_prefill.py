@@ -127,24 +127,20 @@ def _paged_prefill(
     sequence = tl.load(items + 2 * item).to(tl.int64)
     first = tl.load(items + 2 * item + 1) * BLOCK_Q
     kv_head = tl.program_id(1).to(tl.int64)
-
-    first_row = tl.load(first_query + sequence)
-    num_queries = tl.load(first_query + sequence + 1) - first_row
-    sequence_keys = tl.load(num_keys + sequence)
-    rows = tl.arange(0, BLOCK_Q * PADDED_GROUP)
     dims = tl.arange(0, PADDED_DIM)
-    query = first + rows // PADDED_GROUP
-    head = rows % PADDED_GROUP
-    is_row = (query < num_queries) & (head < GROUP)
-    row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    token = (first_row + query).to(tl.int64)[:, None]
-    q_head = (kv_head * GROUP + head)[:, None]
-    q_tile = tl.load(q + token * stride_q_token + q_head * stride_q_head + dims[None, :], mask=row_mask, other=0.0)
+    query = first + tl.arange(0, BLOCK_Q * PADDED_GROUP) // PADDED_GROUP
+    head = tl.arange(0, BLOCK_Q * PADDED_GROUP) % PADDED_GROUP
+    q_head = kv_head * GROUP + head
+
+    token, row_mask = _place_rows(first_query + sequence, query, head < GROUP, dims < HEAD_DIM)
+    where = token * stride_q_token + q_head[:, None] * stride_q_head + dims[None, :]
+    q_tile = tl.load(q + where, mask=row_mask, other=0.0)
     if UPCAST:
         q_tile = q_tile.to(tl.float32)
 
     # Some row sees the keys `[begin, end)`; by causality, all rows see those before `diagonal`.
-    context = sequence_keys - num_queries
+    sequence_keys = tl.load(num_keys + sequence)
+    context = sequence_keys - (tl.load(first_query + sequence + 1) - tl.load(first_query + sequence))
     position = context + query
     end = tl.maximum(tl.minimum(context + first + BLOCK_Q, sequence_keys), 0)
     diagonal = tl.maximum(context + first + 1, 0) // BLOCK_N * BLOCK_N
@@ -157,7 +153,7 @@ def _paged_prefill(
     acc = tl.zeros([BLOCK_Q * PADDED_GROUP, PADDED_DIM], tl.float32)
     if sinks is not None:
         # A key of weight exp(sink) whose value is zero.
-        maximum = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=0.0) * 1.4426950408889634
+        maximum = tl.load(sinks + q_head, mask=head < GROUP, other=0.0) * 1.4426950408889634
         total = total + 1.0
 
     table = block_table + sequence * stride_table
@@ -165,29 +161,47 @@ def _paged_prefill(
     whole = 0
     if WINDOW > 0:
         # Tiles from `whole` on start inside the last row's window, and so inside all rows'.
-        whole = tl.minimum((tl.maximum(end - WINDOW, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N, diagonal)
+        whole = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, diagonal)
         for start in tl.range(begin // BLOCK_N * BLOCK_N, whole, BLOCK_N):
             maximum, total, acc = _attend_tile(
                 start, begin, end, maximum, total, acc, q_tile, position, dims, table, head_kv, scale,
                 stride_page, stride_kind, stride_slot,
-                HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+                HEAD_DIM, PAGE_SIZE, BLOCK_N, False, WINDOW, SOFTCAP, UPCAST,
             )  # fmt: skip
     for start in tl.range(whole, diagonal, BLOCK_N):
         maximum, total, acc = _attend_tile(
             start, begin, end, maximum, total, acc, q_tile, position, dims, table, head_kv, scale,
             stride_page, stride_kind, stride_slot,
-            HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, False, UPCAST,
+            HEAD_DIM, PAGE_SIZE, BLOCK_N, False, 0, SOFTCAP, UPCAST,
         )  # fmt: skip
+    # A window of a block of queries and a tile, or more, has no edge in a tile on the diagonal.
+    EDGE: tl.constexpr = WINDOW if WINDOW < BLOCK_Q + BLOCK_N else 0
     for start in tl.range(diagonal, end, BLOCK_N):
         maximum, total, acc = _attend_tile(
             start, begin, end, maximum, total, acc, q_tile, position, dims, table, head_kv, scale,
             stride_page, stride_kind, stride_slot,
-            HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, True, UPCAST,
+            HEAD_DIM, PAGE_SIZE, BLOCK_N, True, EDGE, SOFTCAP, UPCAST,
         )  # fmt: skip
 
     factor = tl.where(total == 0.0, 0.0, value_scale / total)
-    where = out + token * stride_out_token + q_head * stride_out_head + dims[None, :]
-    tl.store(where, (acc * factor[:, None]).to(out.dtype.element_ty), mask=row_mask)
+    token, row_mask = _place_rows(first_query + sequence, query, head < GROUP, dims < HEAD_DIM)
+    where = token * stride_out_token + q_head[:, None] * stride_out_head + dims[None, :]
+    tl.store(out + where, (acc * factor[:, None]).to(out.dtype.element_ty), mask=row_mask)
+
+
+@triton.jit
+def _place_rows(
+    first_query: tl.tensor, query: tl.tensor, is_head: tl.tensor, is_dim: tl.tensor
+) -> tuple[tl.tensor, ...]:
+    """Where rows lie in q and out: int64 tokens [rows, 1], and the mask of what is real [rows, dims].
+
+    Volatile: computed again for the output, for what is kept over the loops takes registers that sm_80 doesn't have (64
+    bytes a thread were spilt at head dim 128, with a window and a softcap).
+    """
+    first_row = tl.load(first_query, volatile=True)
+    num_queries = tl.load(first_query + 1, volatile=True) - first_row
+    token = (first_row + query).to(tl.int64)
+    return token[:, None], ((query < num_queries) & is_head)[:, None] & is_dim[None, :]
 
 
 @triton.jit
@@ -210,17 +224,21 @@ def _attend_tile(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """The rows' state after the keys `[start, start + BLOCK_N)`; those outside `[begin, end)` are not read.
+    """The rows' state after the keys `[start, start + BLOCK_N)`, of which they see those before `end`.
 
-    Values that aren't read are zero: a weight of zero times NaN, which pages may hold, would be NaN.
+    CAUSAL: only up to each row's position. WINDOW, if not 0: only so many, and those before `begin` are not read.
+    Values that are not read are zero: a weight of zero times NaN, which pages may hold, would be NaN.
     """
+    MASKED: tl.constexpr = CAUSAL or WINDOW > 0
     keys = start + tl.arange(0, BLOCK_N)
-    is_key = (keys >= begin) & (keys < end)
+    is_key = keys < end
+    if WINDOW > 0:
+        is_key = is_key & (keys >= begin)
     page = tl.load(table + keys // PAGE_SIZE, mask=is_key, other=0).to(tl.int64)
     slot = (keys % PAGE_SIZE).to(tl.int64)
     where = (page * stride_page + slot * stride_slot)[:, None] + dims[None, :]
@@ -234,12 +252,14 @@ def _attend_tile(
         v = v.to(tl.float32)
     k = k.to(q_tile.dtype)
     v = v.to(q_tile.dtype)
-    scores = log2_scores(tl.dot(q_tile, tl.trans(k), input_precision="ieee"), scale, SOFTCAP)
-    if MASKED:
-        seen = keys[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen = seen & (keys[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-    weights, maximum, total, acc = online_softmax(scores, maximum, total, acc)
+    scores = tl.dot(q_tile, tl.trans(k), input_precision="ieee")
+    if SOFTCAP > 0:
+        scores = log2_scores(scores, scale, SOFTCAP)
+        scale = 1.0
+    if CAUSAL:
+        scores = tl.where(keys[None, :] <= position[:, None], scores, float("-inf"))
+    if WINDOW > 0:
+        scores = tl.where(keys[None, :] > position[:, None] - WINDOW, scores, float("-inf"))
+    weights, maximum, total, acc = online_softmax(scores, maximum, total, acc, scale)
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return maximum, total, acc
