@@ -183,7 +183,8 @@ def _paged_prefill(
             HEAD_DIM, PAGE_SIZE, BLOCK_N, True, EDGE, SOFTCAP, UPCAST,
         )  # fmt: skip
 
-    factor = tl.where(total == 0.0, 0.0, value_scale / total)
+    # Without a key, total and acc are zero, and so is the output.
+    factor = value_scale / tl.where(total == 0.0, 1.0, total)
     token, row_mask = _place_rows(first_query + sequence, query, head < GROUP, dims < HEAD_DIM)
     where = token * stride_out_token + q_head[:, None] * stride_out_head + dims[None, :]
     tl.store(out + where, (acc * factor[:, None]).to(out.dtype.element_ty), mask=row_mask)
