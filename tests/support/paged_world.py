@@ -62,6 +62,7 @@ class PagedWorld:
     """int32 [num_sequences, max_pages]."""
     queries: tuple[Tensor, ...]
     """Of each sequence, [num_keys, num_heads, head_dim]."""
+    strided: bool = False
 
     def batch(self, chunks: Sequence[Chunk]) -> PagedBatch:
         """The chunks side by side, in the order given."""
@@ -74,7 +75,9 @@ class PagedWorld:
 
     def q(self, chunks: Sequence[Chunk]) -> Tensor:
         """The queries of `batch(chunks)`, [num_tokens, num_heads, head_dim]."""
-        return torch.cat([self.queries[chunk.sequence][chunk.start : chunk.stop] for chunk in chunks])
+        rows = torch.cat([self.queries[chunk.sequence][chunk.start : chunk.stop] for chunk in chunks])
+        q = _poisoned(tuple(rows.shape), rows.dtype, self.strided)
+        return q.copy_(rows)
 
     def whole(self) -> list[Chunk]:
         """Every sequence with all its tokens as queries."""
@@ -110,7 +113,7 @@ def make_world(
 ) -> PagedWorld:
     """Sequences of the given numbers of tokens; `shared` says for some which earlier one they begin as.
 
-    strided: kv and the queries are parts of larger tensors, whose other elements are NaN.
+    strided: kv and what `q` gives are parts of larger tensors, whose other elements are NaN.
     """
     shared = shared or {}
     counts = [-(-length // shape.page_size) for length in lengths]
@@ -125,16 +128,15 @@ def make_world(
     queries = []
     for number, length in enumerate(lengths):
         tokens = torch.randn((length, 2, shape.num_kv_heads, shape.head_dim), generator=generator)
-        q = _poisoned((length, shape.num_heads, shape.head_dim), shape.dtype, strided)
-        q[:] = torch.randn(q.shape, generator=generator).to(shape.dtype)
-        queries.append(q)
+        q = torch.randn((length, shape.num_heads, shape.head_dim), generator=generator)
+        queries.append(q.to(shape.dtype))
         prefix = shared.get(number, SharedPrefix(0, 0))
         kept = prefix.num_keys // shape.page_size
         table[number, :kept] = table[prefix.sequence, :kept]
         for page in range(kept, counts[number]):
             table[number, page] = free.pop()
         _write(kv, table[number], tokens, prefix.num_keys, shape.scales)
-    return PagedWorld(shape, kv, table, tuple(queries))
+    return PagedWorld(shape, kv, table, tuple(queries), strided)
 
 
 def _write(kv: Tensor, pages: Tensor, tokens: Tensor, first: int, scales: KVScales) -> None:
