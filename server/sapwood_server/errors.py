@@ -59,6 +59,13 @@ class MethodNotAllowedError(ApiError):
     type = "invalid_request_error"
 
 
+class RequestTimeoutError(ApiError):
+    """408: the request did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
 class PayloadTooLargeError(ApiError):
     """413: the body is over the size limit."""
 

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from sapwood_server.api.app import create_app
 from sapwood_server.api.auth import KeyRing
 from sapwood_server.api.engine import Engine, EngineSlot
-from sapwood_server.api.listener import bind, url_of
+from sapwood_server.api.http_protocol import HttpProtocol
+from sapwood_server.api.listener import bind, server_config, url_of
 from sapwood_server.api.metrics import Metrics
 from sapwood_server.api.service import Service
 from sapwood_server.chat.prompt import PromptEncoder
@@ -231,16 +232,19 @@ def make_service(
 
 
 @contextlib.contextmanager
-def running(service: Service, start_engine: Callable[[], Awaitable[EngineClient]] | None = None) -> Iterator[str]:
+def running(
+    service: Service,
+    start_engine: Callable[[], Awaitable[EngineClient]] | None = None,
+    *,
+    protocol: type[HttpProtocol] = HttpProtocol,
+) -> Iterator[str]:
     """A real HTTP server on a free port of 127.0.0.1, in a thread. Yields its URL.
 
     With `start_engine`, the service's engine is started in the server's event loop, and closed with it.
     """
     listener = bind("127.0.0.1", 0)
     app = create_app(service)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    )
+    server = uvicorn.Server(server_config(app, graceful_seconds=1, protocol=protocol))
 
     async def serve() -> None:
         if start_engine is None:

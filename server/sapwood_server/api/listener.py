@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from sapwood_server.api.http_protocol import HttpProtocol
 from sapwood_server.errors import StartupError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,6 +44,21 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def server_config(
+    app: ASGIApp, *, graceful_seconds: int, protocol: type[HttpProtocol] = HttpProtocol
+) -> uvicorn.Config:
+    """uvicorn's settings: our HTTP, no logging of its own, and no other protocol to upgrade to."""
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=graceful_seconds,
+    )
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers and logging, which would end the process before the engine is closed."""
 
@@ -53,15 +69,7 @@ class HttpServer(uvicorn.Server):
         to end with an error that its client can read, rather than with its connection."""
         self._end_requests = end_requests
         self._drain_seconds = drain_seconds
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=math.ceil(drain_seconds) + _SEND_SECONDS,
-            )
-        )
+        super().__init__(server_config(app, graceful_seconds=math.ceil(drain_seconds) + _SEND_SECONDS))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for the requests that run, within bounds."""
