@@ -151,7 +151,7 @@ def build_decode_work(
 
 
 def check_work(work: DecodeWork, q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> None:
-    """The work is for a batch of decode rows like this one. Raises ValueError that names what isn't.
+    """The work is for decode rows and a pool like these. Raises ValueError that names what isn't.
 
     q [num_rows, num_heads, head_dim], kv [num_pages, 2, num_kv_heads, page_size, head_dim].
     """
@@ -163,9 +163,16 @@ def check_work(work: DecodeWork, q: Tensor, kv: Tensor, batch: PagedBatch, rule:
             f"q has {q.shape[1]} heads and kv the shape {list(kv.shape)}; accepted by this work: groups of "
             f"{layout.group} heads, {layout.num_pages} pages of {layout.page_size}"
         )
+    check_lists(work, num_rows, rule)
+
+
+def check_lists(work: DecodeWork, num_rows: int, rule: AttentionRule) -> None:
+    """The lists have room for `num_rows` and no split is missing that the rule's window leaves. Raises ValueError that
+    names the list."""
+    layout = work.layout
     if layout.window is not None and (rule.window is None or rule.window > layout.window):
         raise ValueError(f"window is {rule.window}; accepted by this work: up to {layout.window}")
-    shapes = {"items": (layout.capacity, 4), "rows": (layout.capacity,), "counts": (2,)}
+    shapes: dict[str, tuple[int, ...]] = {"items": (layout.capacity, 4), "rows": (layout.capacity,), "counts": (2,)}
     if work.wide_items is not None:
         shapes["wide_items"] = (layout.capacity, 4)
     for name, shape in shapes.items():

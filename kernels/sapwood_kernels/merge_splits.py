@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood_kernels.check import check_dtype, check_shape
-from sapwood_kernels.decode_work import DecodeWork
+from sapwood_kernels.attention_check import check_device, check_last_strides
+from sapwood_kernels.check import FLOAT_DTYPES, check_dtype, check_shape
+from sapwood_kernels.decode_work import DecodeWork, check_lists
 from sapwood_kernels.fold import LOG2_E, fold
-from sapwood_kernels.partials import Partials
+from sapwood_kernels.partials import Partials, check_partials
 from sapwood_kernels.values import AttentionRule
 
 
@@ -26,9 +27,19 @@ def merge_splits(
     A left fold over the splits in ascending order, the sink first: see `fold.fold`.
     """
     num_heads, head_dim = partials.acc.shape[1], partials.acc.shape[2]
+    check_partials(partials, work.layout.capacity, num_heads, head_dim)
     check_shape("num_keys", num_keys, (None,))
     check_dtype("num_keys", num_keys, (torch.int32,))
-    check_dtype("first_partial", work.first_partial, (torch.int32,))
+    check_lists(work, num_keys.shape[0], rule)
+    tensors = {"partials.acc": partials.acc, "num_keys": num_keys, "first_partial": work.first_partial}
+    if rule.sinks is not None:
+        check_shape("sinks", rule.sinks, (num_heads,))
+        check_dtype("sinks", rule.sinks, (torch.float32,))
+        tensors["sinks"] = rule.sinks
+    check_last_strides(tensors)
+    check_device(tensors, num_keys.device)
+    if dtype not in FLOAT_DTYPES:
+        raise ValueError(f"dtype is {dtype}; accepted: {', '.join(map(str, FLOAT_DTYPES))}")
     num_rows = num_keys.shape[0]
     out = torch.empty(num_rows, num_heads, head_dim, dtype=dtype, device=num_keys.device)
     lse = torch.empty(num_rows, num_heads, dtype=torch.float32, device=num_keys.device)

@@ -166,12 +166,12 @@ def _paged_decode(
         # last one; a tile that is masked whole for a row changes none of its bits.
         first_key = (split + 1) * SPLIT_SIZE
         end_key = split * SPLIT_SIZE
-        queries = ()
-        row_ids = ()
-        row_keys = ()
-        maximum = ()
-        total = ()
-        acc = ()
+        queries: tl.tuple = ()
+        row_ids: tl.tuple = ()
+        row_keys: tl.tuple = ()
+        maximum: tl.tuple = ()
+        total: tl.tuple = ()
+        acc: tl.tuple = ()
         for block in tl.static_range(ROW_BLOCKS):
             place = block * (BLOCK_M // PADDED_GROUP) + row_of_block
             in_item = place < n_rows
@@ -179,12 +179,12 @@ def _paged_decode(
             their_keys = tl.load(num_keys + row, mask=in_item, other=0)
             where_q = row * q_row_stride + heads * q_head_stride
             in_q = (in_item & (head_of_group < GROUP))[:, None] & in_head
-            queries = appended(queries, tl.load(q + where_q[:, None] + dims[None, :], mask=in_q, other=0.0).to(compute))
-            row_ids = appended(row_ids, row)
-            row_keys = appended(row_keys, their_keys)
-            maximum = appended(maximum, tl.full([BLOCK_M], float("-inf"), tl.float32))
-            total = appended(total, tl.zeros([BLOCK_M], tl.float32))
-            acc = appended(acc, tl.zeros([BLOCK_M, BLOCK_D], tl.float32))
+            queries += (tl.load(q + where_q[:, None] + dims[None, :], mask=in_q, other=0.0).to(compute),)
+            row_ids += (row,)
+            row_keys += (their_keys,)
+            maximum += (tl.full([BLOCK_M], float("-inf"), tl.float32),)
+            total += (tl.zeros([BLOCK_M], tl.float32),)
+            acc += (tl.zeros([BLOCK_M, BLOCK_D], tl.float32),)
             end_key = tl.maximum(end_key, tl.max(their_keys, 0))
             first_key = tl.minimum(first_key, tl.min(tl.where(in_item, their_keys - WINDOW, first_key), 0))
         end_key = tl.minimum(end_key, (split + 1) * SPLIT_SIZE)
@@ -199,9 +199,9 @@ def _paged_decode(
             its_keys = keys_of_head + where_k[:, None] + dims[None, :]
             k = tl.load(its_keys, mask=visible[:, None] & in_head, other=0.0).to(compute)
             v = tl.load(its_keys + VALUE_STRIDE, mask=visible[:, None] & in_head, other=0.0).to(compute)
-            new_maximum = ()
-            new_total = ()
-            new_acc = ()
+            new_maximum: tl.tuple = ()
+            new_total: tl.tuple = ()
+            new_acc: tl.tuple = ()
             for block in tl.static_range(ROW_BLOCKS):
                 products = tl.dot(queries[block], tl.trans(k), input_precision="ieee")
                 seen = keys[None, :] < row_keys[block][:, None]
@@ -212,9 +212,9 @@ def _paged_decode(
                     scores, maximum[block], total[block], acc[block]
                 )
                 its_acc = tl.dot(weights.to(compute), v, its_acc, input_precision="ieee")
-                new_maximum = appended(new_maximum, its_maximum)
-                new_total = appended(new_total, its_total)
-                new_acc = appended(new_acc, its_acc)
+                new_maximum += (its_maximum,)
+                new_total += (its_total,)
+                new_acc += (its_acc,)
             maximum = new_maximum
             total = new_total
             acc = new_acc
@@ -228,9 +228,3 @@ def _paged_decode(
             tl.store(partial_total + number * maximum_stride + heads, total[block], mask=real)
             its_acc_at = partial_acc + (number * acc_stride + heads * acc_head_stride)[:, None] + dims[None, :]
             tl.store(its_acc_at, acc[block] * value_scale, mask=real[:, None] & in_head)
-
-
-@triton.jit
-def appended(blocks: tl.tuple, block: tl.tensor) -> tl.tuple:
-    """A value of each row block, and one more: a loop over blocks carries its values in tuples."""
-    return blocks + (block,)  # noqa: RUF005 (Triton's compiler knows no unpacking)
