@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_DTYPES = (*FLOAT_DTYPES, torch.float8_e4m3fn)
 INDEX_DTYPES = (torch.int64,)
 
 
@@ -47,4 +48,4 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
 def check_kv(kv: Tensor) -> None:
     """`kv` is one layer's pages, `[num_pages, 2, num_kv_heads, page_size, head_dim]`."""
     check_shape("kv", kv, (None, 2, None, None, None))
-    check_dtype("kv", kv, FLOAT_DTYPES)
+    check_dtype("kv", kv, KV_DTYPES)

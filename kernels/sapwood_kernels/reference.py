@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sapwood_kernels.attention_check import FP8
 from sapwood_kernels.check import (
     FLOAT_DTYPES,
     check_dtype,
@@ -67,7 +68,8 @@ def rope_kv_store(
     qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], query, key, value heads in this order.
     cos_sin fp32 [num_tokens, head_dim]: cosines then sines of each token's angles (Su et al., 2021; half-split: element
     i turns with element i + head_dim / 2). slots int64 [num_tokens], distinct, none in page 0; a token of slot -1 is
-    not stored. What is stored was divided by its scale. -> q [num_tokens, num_heads, head_dim], like qkv.
+    not stored. What is stored was divided by its scale; kv of e4m3 saturates. -> q [num_tokens, num_heads, head_dim],
+    like qkv.
     """
     check_kv(kv)
     num_pages, _, num_kv_heads, page_size, head_dim = kv.shape
@@ -85,8 +87,8 @@ def rope_kv_store(
         if slot == -1:
             continue
         key = _rotated(k[token], cos_sin[token]) / scales.key
-        kv[slot // page_size, 0, :, slot % page_size] = key.to(kv.dtype)
-        kv[slot // page_size, 1, :, slot % page_size] = (v[token] / scales.value).to(kv.dtype)
+        kv[slot // page_size, 0, :, slot % page_size] = _stored(key, kv.dtype)
+        kv[slot // page_size, 1, :, slot % page_size] = _stored(v[token] / scales.value, kv.dtype)
     return _rotated(q, cos_sin.unsqueeze(1)).to(qkv.dtype)
 
 
@@ -140,3 +142,9 @@ def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin.chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """torch makes NaN of what e4m3 can't hold."""
+    largest = torch.finfo(dtype).max
+    return (x.clamp(-largest, largest) if dtype == FP8 else x).to(dtype)
