@@ -1,0 +1,146 @@
+"""The steps of a run, each by itself: what it does, within how long, and what it found.
+
+Cases that a target rests on come first; a step that runs out of time says which ones it left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from sapwood_bench.kernels import cases
+from sapwood_bench.kernels.attention_speed import SHARED, time_case
+from sapwood_bench.kernels.ceilings import measure_ceilings
+from sapwood_bench.kernels.checks import CHECKS
+from sapwood_bench.kernels.device import Device, describe
+from sapwood_bench.kernels.pointwise import NUM_ROWS, OPS, time_op
+from sapwood_bench.kernels.results import Ceilings, Check, Row, StepResult
+from sapwood_bench.kernels.timing import ROUNDS, first_line
+from sapwood_bench.kernels.workers import run_apart
+
+Task = Callable[[], Iterator[Row | Check]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a step is run."""
+
+    device: Device
+    seconds: float
+    """After which nothing new is begun."""
+    quick: bool = False
+    """Two cases of each table."""
+    workers: int = 1
+    """Processes for what is checked and not timed: most of its time goes into compiling."""
+
+
+def run_step(step: str, options: RunOptions) -> StepResult:
+    """Carries out a step of STEPS. What goes wrong in it is in its result; only an unknown step raises (KeyError)."""
+    started = time.monotonic()
+    found = StepResult(step=step, machine=describe(options.device), dry=options.device.dry)
+    found = STEPS[step](options, found, started + options.seconds)
+    return replace(found, seconds=round(time.monotonic() - started, 1))
+
+
+def _versions(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    return found
+
+
+def _ceilings(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    try:
+        ceilings: Ceilings | None = measure_ceilings(options.device)
+    except RuntimeError as error:
+        return replace(found, problems=(first_line(error),))
+    return replace(found, ceilings=ceilings)
+
+
+def _checked(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    kinds = CHECKS[found.step]
+    names = kinds.names(options.device.dry)
+    outcome = run_apart(found.step, names, options.device.dry, options.workers, deadline)
+    return replace(found, checks=outcome.checks, problems=outcome.problems, left_out=outcome.left_out)
+
+
+def _attention(make: Callable[[], tuple[cases.AttentionCase, ...]]) -> Step:
+    def step(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+        chosen = cases.quick(make()) if options.quick else make()
+        tasks = {case.name: _case_task(case, found.step, options.device) for case in chosen}
+        return _timed(tasks, found, deadline)
+
+    return step
+
+
+def _case_task(case: cases.AttentionCase, table: str, device: Device) -> Task:
+    def task() -> Iterator[Row | Check]:
+        yield from time_case(case, table, device, rounds=_rounds(device))
+
+    return task
+
+
+def _rounds(device: Device) -> int:
+    return 1 if device.dry else ROUNDS
+
+
+def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    counts = NUM_ROWS[1:2] if options.quick or options.device.dry else NUM_ROWS
+
+    def task_of(op: str, num_rows: int) -> Task:
+        def task() -> Iterator[Row | Check]:
+            yield from time_op(op, num_rows, options.device, rounds=_rounds(options.device))
+
+        return task
+
+    tasks = {f"{op}, {count} rows": task_of(op, count) for op in OPS for count in counts}
+    return _timed(tasks, found, deadline)
+
+
+def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    try:
+        # By name, because it imports the server, which needs packages that the other steps do without.
+        model_step = importlib.import_module("sapwood_bench.kernels.model_step")
+    except ImportError as error:
+        return replace(found, problems=(f"SKIPPED, the runner needs a package that is not installed: {error}",))
+
+    def task_of(graphs: bool) -> Task:
+        def task() -> Iterator[Row | Check]:
+            yield from model_step.measure_model(options.device, graphs)
+
+        return task
+
+    return _timed({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline)
+
+
+def _timed(tasks: dict[str, Task], found: StepResult, deadline: float) -> StepResult:
+    """Runs the tasks in turn until the deadline. An error ends its task, not the step: RuntimeError is what CUDA,
+    Triton's launcher and torch raise, ValueError what our own checks do."""
+    rows: list[Row] = []
+    checks: list[Check] = []
+    problems: list[str] = []
+    left_out: list[str] = []
+    for name, task in tasks.items():
+        if time.monotonic() > deadline:
+            left_out.append(f"{name}: out of time")
+            continue
+        try:
+            for result in task():
+                (rows if isinstance(result, Row) else checks).append(result)  # type: ignore[arg-type]
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            problems.append(f"{name}: {first_line(error)}")
+    return replace(found, rows=tuple(rows), checks=tuple(checks), problems=tuple(problems), left_out=tuple(left_out))
+
+
+Step = Callable[[RunOptions, StepResult, float], StepResult]
+
+STEPS: dict[str, Step] = {
+    "versions": _versions,
+    "ceilings": _ceilings,
+    **dict.fromkeys(CHECKS, _checked),
+    "decode": _attention(cases.decode_cases),
+    "prefill": _attention(cases.prefill_cases),
+    SHARED: _attention(cases.shared_cases),
+    "pointwise": _pointwise,
+    "model": _model,
+}
+"""By name: those of `results.ORDER`."""

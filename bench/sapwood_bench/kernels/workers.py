@@ -1,0 +1,90 @@
+"""Checks in several processes, so that one that dies takes few others with it and kernels compile side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+
+from sapwood_bench.kernels.checks import CHECKS
+from sapwood_bench.kernels.device import measured_device
+from sapwood_bench.kernels.results import Check
+from sapwood_bench.kernels.timing import first_line
+
+
+@dataclass
+class Outcome:
+    """What the parts of a step found."""
+
+    checks: tuple[Check, ...] = ()
+    problems: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass
+class _Collected:
+    checks: list[Check] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def run_apart(step: str, names: Sequence[str], dry: bool, workers: int, deadline: float) -> Outcome:
+    """Every part of a step of CHECKS, by `workers` processes; with one, in this process.
+
+    deadline is of `time.monotonic()`: what has not begun by then is left out. An error of a part is a problem; a
+    process that dies is one of every part that it still had to do.
+    """
+    found = _Collected()
+    if workers <= 1:
+        for name in names:
+            if time.monotonic() > deadline:
+                found.left_out.append(f"{name}: out of time")
+            else:
+                _take(found, name, _attempt(step, name, dry))
+    else:
+        _in_processes(found, step, names, dry, workers, deadline)
+    return Outcome(tuple(found.checks), tuple(found.problems), tuple(found.left_out))
+
+
+def _in_processes(found: _Collected, step: str, names: Sequence[str], dry: bool, workers: int, deadline: float) -> None:
+    context = multiprocessing.get_context("spawn")  # CUDA can't be used in a fork
+    pool = ProcessPoolExecutor(max_workers=workers, mp_context=context)
+    futures: dict[Future[list[Check] | str], str] = {pool.submit(_attempt, step, name, dry): name for name in names}
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=max(deadline - time.monotonic(), 0.0), return_when=FIRST_COMPLETED)
+        for future in done:
+            _collect(found, futures[future], future)
+        if not done:
+            break
+    for future in waiting:
+        if future.cancel():
+            found.left_out.append(f"{futures[future]}: out of time")
+        else:
+            found.problems.append(f"{futures[future]}: not done in time")
+    pool.shutdown(wait=not waiting, cancel_futures=True)
+
+
+def _collect(found: _Collected, name: str, future: Future[list[Check] | str]) -> None:
+    try:
+        _take(found, name, future.result())
+    except BrokenProcessPool:
+        found.problems.append(f"{name}: the process that was to check it died")
+
+
+def _take(found: _Collected, name: str, result: list[Check] | str) -> None:
+    if isinstance(result, str):
+        found.problems.append(f"{name}: {result}")
+    else:
+        found.checks += result
+
+
+def _attempt(step: str, name: str, dry: bool) -> list[Check] | str:
+    """The part's checks, or the error that ended it."""
+    try:
+        return CHECKS[step].check(name, measured_device(dry))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return first_line(error)
