@@ -57,7 +57,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> 
     if rule.sinks is not None:
         sinks = rule.sinks.double().view(keys.shape[0], -1, 1)
         scores = torch.cat((scores, sinks), dim=-1)
-        values = torch.cat((values, torch.zeros_like(values[:, :1])), dim=1)
+        values = torch.cat((values, values.new_zeros(keys.shape[0], 1, keys.shape[2])), dim=1)
     if scores.shape[2] == 0:
         return torch.zeros_like(query, dtype=torch.float64)
     return (torch.softmax(scores, dim=-1) @ values).flatten(0, 1)

@@ -12,8 +12,8 @@ from sapwood_kernels.decode_layout import DecodeLayout
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 
-# Of a polynomial hash modulo 2 ** 64 (an odd number near 2 ** 64 / golden ratio). Equal hashes are compared in full, so
-# a collision can only tear a group apart.
+# Of a polynomial hash modulo 2 ** 64 (an odd number near 2 ** 64 / golden ratio). Neighbours of equal hash are compared
+# in full, so a collision can only tear a group apart.
 _HASH_BASE = 0x9E3779B97F4A7C15
 
 
@@ -65,9 +65,10 @@ def visible_pages(block_tables: IntArray, num_keys: IntArray, splits: RowSplits,
         seen &= np.arange(size) >= (first_page[splits.row] - splits.split * size)[:, None]
     # A copy in blocks of a split's pages: numpy gathers those four times as fast as single pages.
     used = min(block_tables.shape[1], -(-int(num_keys.max(initial=0)) // layout.page_size))
-    blocks = np.zeros((len(num_keys), -(-used // size), size), dtype=np.int32)
-    blocks.reshape(len(num_keys), -1)[:, :used] = block_tables[:, :used]
-    pages = np.where(seen, blocks[splits.row, splits.split], 0)
+    num_rows, num_blocks = len(num_keys), -(-used // size)
+    copied = np.zeros((num_rows, num_blocks * size), dtype=np.int32)
+    copied[:, :used] = block_tables[:, :used]
+    pages = np.where(seen, copied.reshape(num_rows, num_blocks, size)[splits.row, splits.split], 0)
     wrong = seen & (pages == 0) | (pages < 0) | (pages >= layout.num_pages)
     if wrong.any():
         pair, column = np.argwhere(wrong)[0]
@@ -80,8 +81,8 @@ def visible_pages(block_tables: IntArray, num_keys: IntArray, splits: RowSplits,
 
 def group_splits(pages: IntArray, splits: RowSplits) -> SplitGroups:
     """Pairs of the same split and the same `pages`, [num_pairs, pages_per_split], make a group."""
-    powers = np.array([pow(_HASH_BASE, power, 2**64) for power in range(1, pages.shape[1] + 2)], dtype=np.uint64)
-    hashes = pages.astype(np.uint64) @ powers[:-1] + splits.split.astype(np.uint64) * powers[-1]
+    powers = np.array([pow(_HASH_BASE, power, 2**64) for power in range(1, pages.shape[1] + 1)], dtype=np.uint64)
+    hashes = pages.astype(np.uint64) @ powers
     # The pair's own place in the lowest bits: so sorting values, which is fastest, also gives the order.
     low = np.uint64((1 << len(pages).bit_length()) - 1)
     hashes = np.sort(hashes & ~low | np.arange(len(pages), dtype=np.uint64))
