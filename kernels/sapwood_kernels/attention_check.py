@@ -7,6 +7,8 @@ device: at the launch if the tensors lie on the CPU, and for a GPU when its work
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,7 +33,9 @@ def check_attention(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRul
     check_dtype("kv", kv, (q.dtype, FP8))
     if kv.dtype == FP8 and INTERPRETER_ARCH < arch < FP8_ARCH:
         raise ValueError(f"kv is {kv.dtype} on compute capability {arch}; accepted: {FP8_ARCH} or newer, or {q.dtype}")
-    check_paged(q, kv, batch, rule)
+    _check_tensors(q, kv, batch, rule)
+    if not 0 < rule.scale < math.inf:
+        raise ValueError(f"scale is {rule.scale}; accepted: a finite number over 0")
     for name, size, accepted in (("head_dim", kv.shape[4], HEAD_DIMS), ("page_size", kv.shape[3], PAGE_SIZES)):
         if size not in accepted:
             raise ValueError(f"kv has {name} {size}; accepted: {', '.join(map(str, accepted))}")
@@ -39,6 +43,7 @@ def check_attention(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRul
     if group > MAX_GROUP:
         raise ValueError(f"q has {group} heads to one of kv's {kv.shape[2]}; accepted: up to {MAX_GROUP}")
     check_last_strides(_tensors(q, kv, batch, rule))
+    _check_values(q, kv, batch, rule)
 
 
 def check_paged(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> None:
@@ -46,21 +51,8 @@ def check_paged(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -
 
     q [num_tokens, num_heads, head_dim]; kv [num_pages, 2, num_kv_heads, page_size, head_dim].
     """
-    check_shape("q", q, (None, None, None))
-    check_shape("kv", kv, (None, 2, None, None, q.shape[2]))
-    check_heads(q.shape[1], kv.shape[2])
-    check_shape("block_table", batch.block_table, (None, None))
-    num_sequences = batch.block_table.shape[0]
-    check_shape("num_keys", batch.num_keys, (num_sequences,))
-    check_shape("first_query", batch.first_query, (num_sequences + 1,))
-    for name in ("block_table", "num_keys", "first_query"):
-        check_dtype(name, getattr(batch, name), (torch.int32,))
-    if rule.sinks is not None:
-        check_shape("sinks", rule.sinks, (q.shape[1],))
-        check_dtype("sinks", rule.sinks, (torch.float32,))
-    check_device(_tensors(q, kv, batch, rule), q.device)
-    if q.device.type == "cpu":
-        _check_values(q, kv, batch, rule)
+    _check_tensors(q, kv, batch, rule)
+    _check_values(q, kv, batch, rule)
 
 
 def check_last_strides(tensors: dict[str, Tensor]) -> None:
@@ -109,6 +101,22 @@ def check_block_table(
         raise ValueError(f"block_table holds {pages.min()} to {pages.max()}; accepted: 1 to {num_pages - 1}")
 
 
+def _check_tensors(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> None:
+    check_shape("q", q, (None, None, None))
+    check_shape("kv", kv, (None, 2, None, None, q.shape[2]))
+    check_heads(q.shape[1], kv.shape[2])
+    check_shape("block_table", batch.block_table, (None, None))
+    num_sequences = batch.block_table.shape[0]
+    check_shape("num_keys", batch.num_keys, (num_sequences,))
+    check_shape("first_query", batch.first_query, (num_sequences + 1,))
+    for name in ("block_table", "num_keys", "first_query"):
+        check_dtype(name, getattr(batch, name), (torch.int32,))
+    if rule.sinks is not None:
+        check_shape("sinks", rule.sinks, (q.shape[1],))
+        check_dtype("sinks", rule.sinks, (torch.float32,))
+    check_device(_tensors(q, kv, batch, rule), q.device)
+
+
 def _tensors(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> dict[str, Tensor]:
     tensors = {
         "q": q,
@@ -121,6 +129,8 @@ def _tensors(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> d
 
 
 def _check_values(q: Tensor, kv: Tensor, batch: PagedBatch, rule: AttentionRule) -> None:
+    if q.device.type != "cpu":
+        return
     first_query, num_keys = batch.first_query.numpy(), batch.num_keys.numpy()
     if first_query[0] != 0 or first_query[-1] != q.shape[0] or (np.diff(first_query) < 0).any():
         raise ValueError(f"first_query is {first_query.tolist()}; accepted: ascending from 0 to q's rows, {q.shape[0]}")
