@@ -12,8 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -306,11 +307,21 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_server_and_its_engine(model: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.fixture(name="sockets")
+def sockets_fixture() -> Iterator[Path]:
+    """A temporary directory for a server's own; pytest's has too long a name for a socket."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_server_and_its_engine_and_leaves_nothing(
+    model: Path, tmp_path: Path, sockets: Path, number: signal.Signals
+) -> None:
     log = tmp_path / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*SERVE_COMMAND, str(model), "--port", "0"], stderr=out, stdout=out)
+        command = [*SERVE_COMMAND, str(model), "--port", "0"]
+        process = subprocess.Popen(command, stderr=out, stdout=out, env={**os.environ, "TMPDIR": str(sockets)})
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while b"ready at " not in log.read_bytes():
@@ -324,6 +335,7 @@ def test_a_signal_ends_the_server_and_its_engine(model: Path, tmp_path: Path, nu
         process.send_signal(number)
         assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
         assert not any(Path(f"/proc/{engine}").exists() for engine in engines)
+        assert list(sockets.glob("sapwood-*")) == []
         assert "Traceback" not in log.read_text()
     finally:
         if process.poll() is None:

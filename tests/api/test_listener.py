@@ -64,6 +64,27 @@ def test_small_writes_do_not_wait_for_acknowledgements() -> None:
     assert asyncio.run(is_nodelay())
 
 
+@pytest.mark.parametrize(("before", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)], ids=["", "nohup"])
+def test_a_hangup_stops_the_server_unless_it_was_started_to_outlive_one(before: signal.Handlers, stops: bool) -> None:
+    async def hang_up() -> bool:
+        async def end_requests() -> None:
+            pass
+
+        server = HttpServer(create_app(make_service(None)), end_requests)
+        with server.capture_signals():
+            signal.raise_signal(signal.SIGHUP)
+            for _ in range(100):  # turns of the loop, one of which hears of the signal
+                await asyncio.sleep(0)
+        return server.should_exit
+
+    original = signal.signal(signal.SIGHUP, before)
+    try:
+        assert asyncio.run(hang_up()) is stops
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, original)
+
+
 def test_a_stream_that_outlasts_the_servers_stop_ends_with_an_error_event() -> None:
     engine_closed = threading.Event()
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from sapwood_server.api.http_protocol import HttpProtocol
 from sapwood_server.errors import StartupError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DRAIN_SECONDS = 5.0
 """What running requests get to end by themselves when the server is told to stop; then they are ended."""
 _SEND_SECONDS = 5
@@ -81,12 +81,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask the server to stop; after either, SIGINT does not wait for requests."""
+        """SIGINT, SIGTERM and SIGHUP ask the server to stop; after any of them, SIGINT does not wait for requests. What
+        is ignored stays so: under `nohup`, SIGHUP."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heeded:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in heeded:
                 loop.remove_signal_handler(number)

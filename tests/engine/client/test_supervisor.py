@@ -121,6 +121,24 @@ def test_a_killed_engine_ends_every_stream_once_and_serves_again(sockets: Path) 
     assert list(sockets.iterdir()) == []
 
 
+def test_an_engine_that_is_told_to_end_cancels_its_requests_and_is_started_again() -> None:
+    """SIGTERM from elsewhere is nobody's fault: no error that would keep clients from trying again."""
+
+    async def scenario(client: EngineClient) -> None:
+        tasks = await running(client, 3)
+        ended = client.engine_pid
+        assert ended is not None
+        os.kill(ended, signal.SIGTERM)
+        for answer in await asyncio.gather(*tasks):
+            assert (answer.final.cancelled, answer.final.error) == (True, None)
+        while client.engine_pid == ended:
+            await asyncio.sleep(0.01)
+        await until_ready(client)
+        assert (await ask(client, make_request("r0", (9,), max_tokens=3))).token_ids == completion((9,), 3)
+
+    with_client(scenario)
+
+
 def test_an_abandoned_id_is_free_again_after_a_restart() -> None:
     async def scenario(client: EngineClient) -> None:
         stream = client.stream(make_request("a", (1, 2), max_tokens=150_000))
