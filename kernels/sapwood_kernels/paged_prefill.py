@@ -49,12 +49,17 @@ def paged_prefill(
     check_device({"items": work.items, "count": work.count}, q.device)
     if q.device.type == "cpu" and not 0 <= int(work.count) <= work.num_blocks:
         raise ValueError(f"count is {int(work.count)}; accepted: 0 to num_blocks, {work.num_blocks}")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if work.num_blocks:
+        _launch(out, q, kv, batch, work, rule, scales)
+    return out
+
+
+def _launch(
+    out: Tensor, q: Tensor, kv: Tensor, batch: PagedBatch, work: PrefillWork, rule: AttentionRule, scales: KVScales
+) -> None:
     num_kv_heads, page_size, head_dim = kv.shape[2:]
     group = q.shape[1] // num_kv_heads
-    block_q = queries_per_block(work.config, group)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if work.num_blocks == 0:
-        return out
     _paged_prefill[(work.num_blocks, num_kv_heads)](
         q,
         kv,
@@ -76,7 +81,7 @@ def paged_prefill(
         HEAD_DIM=head_dim,
         PADDED_DIM=triton.next_power_of_2(head_dim),
         PAGE_SIZE=page_size,
-        BLOCK_Q=block_q,
+        BLOCK_Q=queries_per_block(work.config, group),
         BLOCK_N=work.config.block_n,
         WINDOW=rule.window or 0,
         SOFTCAP=rule.softcap or 0.0,
@@ -85,7 +90,6 @@ def paged_prefill(
         num_stages=work.config.num_stages,
         enable_fp_fusion=False,
     )
-    return out
 
 
 @triton.jit
