@@ -11,8 +11,9 @@ from support.stepping import make_config, make_runner
 from support.tiny_models import make_tiny_model
 
 
-def fingerprint(folder: Path, dtype: str = "float32", page_size: int = 16) -> str:
-    return make_runner(make_config(folder, dtype=dtype, page_size=page_size)).info.fingerprint
+def fingerprint(folder: Path, dtype: str = "float32", page_size: int = 16, *, deterministic: bool = False) -> str:
+    config = make_config(folder, dtype=dtype, page_size=page_size, deterministic=deterministic)
+    return make_runner(config).info.fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,11 @@ def test_the_same_model_has_the_same_fingerprint(folder: Path, tmp_path: Path) -
 
 def test_dtype_and_page_size_are_part_of_it(folder: Path) -> None:
     assert len({fingerprint(folder), fingerprint(folder, "bfloat16"), fingerprint(folder, page_size=32)}) == 3
+
+
+def test_so_is_whether_rows_have_the_same_bits_in_every_batch(folder: Path) -> None:
+    assert fingerprint(folder, deterministic=True) == fingerprint(folder, deterministic=True)
+    assert fingerprint(folder, deterministic=True) != fingerprint(folder)
 
 
 def test_so_is_the_configuration(folder: Path, tmp_path: Path) -> None:

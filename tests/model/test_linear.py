@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from sapwood_server.model.linear import (
     MAX_INT4_ROWS,
     PLAIN_FORMS,
     BlockedLinear,
+    FixedRowsLinear,
     Int4Linear,
     Linear,
     LinearForms,
@@ -65,6 +68,30 @@ def test_few_rows_take_the_packed_weights() -> None:
         assert bool(linear(inputs(num_rows, 64)).any()) is is_packed
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (960, 576)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_fixed_rows_give_a_row_the_same_bits(dtype: torch.dtype, rows: int, columns: int, biased: bool) -> None:
+    """In every number of rows, at every place, beside every other row."""
+    dense = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)) / columns**0.5).to(dtype)
+    bias = dense[:, 0].clone() if biased else None
+    blocked = dtype == torch.bfloat16 and find_linear_forms()[0].blocked
+    linear = make_linear(Matrix(dense), bias, LinearForms(blocked=blocked, int4=False, fixed_rows=True))
+    x = inputs(100, columns).to(dtype)
+    whole = linear(x)
+    assert whole.shape == (100, rows)
+    wanted = torch.nn.functional.linear(x.float(), dense.float(), None if bias is None else bias.float())
+    assert relative_error(whole, wanted) < 0.01
+    for first, last in ((0, 1), (5, 6), (16, 17), (3, 5), (2, 18), (1, 65), (0, 16), (9, 100)):
+        assert torch.equal(linear(x[first:last].clone()), whole[first:last]), (first, last)
+
+
+def test_without_fixed_rows_bits_differ() -> None:
+    """What they are for; and the comparison above can fail."""
+    x, linear = inputs(100, 576).float(), Linear(torch.randn(960, 576))
+    assert not torch.equal(linear(x[:1].clone()), linear(x)[:1])
+
+
 def test_which_form_a_matrix_gets() -> None:
     dense, packed = random_q4(32, 64)
     odd, odd_packed = random_q4(24, 64)
@@ -80,6 +107,7 @@ def test_which_form_a_matrix_gets() -> None:
     ]
     for case, forms, kind in cases:
         assert type(make_linear(case, None, forms)) is kind
+        assert type(make_linear(case, None, dataclasses.replace(forms, fixed_rows=True))) is FixedRowsLinear
 
 
 def test_a_form_that_is_not_used_has_a_reason() -> None:

@@ -48,6 +48,24 @@ def test_a_runner_says_what_was_decided(folder: Path) -> None:
     assert all(0 <= fraction <= 1 for _, fraction in stages)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_deterministic_plans(folder: Path, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One form of weights for every number of rows, no copies to decode from, and it is said."""
+    config = make_config(folder, dtype, deterministic=True)
+    plan = plan_load(config)
+    assert plan.deterministic
+    assert plan.weights.forms.fixed_rows
+    assert not plan.weights.forms.int4
+    assert plan.kv.dense_bytes == 0
+    with caplog.at_level("INFO"):
+        assert load_runner(config, lambda stage, fraction: None).info.deterministic
+    assert "deterministic: logits don't depend on chunks" in caplog.text
+    usual = plan_load(make_config(folder, dtype))
+    assert not usual.deterministic
+    assert not usual.weights.forms.fixed_rows
+    assert usual.kv.dense_bytes > 0
+
+
 def test_warming_up_leaves_nothing_behind(folder: Path) -> None:
     """The reserved page is zero, and answers are those of a runner that was not warmed up."""
     warm = load_runner(make_config(folder), lambda stage, fraction: None)
