@@ -23,7 +23,7 @@ def served(model: str, device: str, bodies: list[dict[str, Any]]) -> list[list[l
     flags = (*FLAGS, "--device", device, "--kv-memory", "256MiB")
     with sapwood_server(model, flags, timeout_seconds=START_SECONDS) as server:
         version = httpx.get(f"{server.base_url}/version").json()
-        assert version["device"] == device
+        assert version["engine"]["device"] == device
         answers = [
             httpx.post(
                 f"{server.base_url}/v1/completions",
