@@ -21,7 +21,7 @@ USAGE
 }
 
 # Each step's limit in seconds, starting Python and torch included. What it has not begun 15 s before is left out.
-steps=(versions:20 ceilings:30 correct:65 identity:45 repeat:40 decode:50 prefill:45 shared:40 pointwise:30 model:60)
+steps=(versions:20 ceilings:30 correct:65 identity:45 repeat:40 ops:30 decode:50 prefill:45 shared:40 pointwise:30 model:60)
 
 fail() {
   echo "gpu_check.sh: $1" >&2

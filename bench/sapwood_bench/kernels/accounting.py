@@ -47,10 +47,10 @@ def partial_bytes(case: AttentionCase, split_size: int) -> int:
     return 2 * _FP32 * num_partials * case.heads.num_heads * (case.heads.head_dim + 2)
 
 
-def rope_kv_store_bytes(case_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+def rope_kv_store_bytes(num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
     """K1 in bf16: qkv, cosines and sines, slots; queries, keys and values."""
     qkv = (num_heads + 2 * num_kv_heads) * head_dim * 2
-    return case_rows * (qkv + head_dim * _FP32 + 8 + qkv)
+    return num_rows * (qkv + head_dim * _FP32 + 8 + qkv)
 
 
 def add_rms_norm_bytes(num_rows: int, hidden: int) -> int:
@@ -63,9 +63,10 @@ def silu_mul_bytes(num_rows: int, intermediate: int) -> int:
     return num_rows * intermediate * 3 * 2
 
 
-def logits_prepare_bytes(num_rows: int, vocabulary: int) -> int:
-    """K7: fp32 logits read and written, a bit for each token of each row."""
-    return num_rows * (2 * vocabulary * _FP32 + -(-vocabulary // 32) * 4)
+def logits_prepare_bytes(num_rows: int, vocabulary: int, num_hidden: int) -> int:
+    """K7 with a mask and no penalties: a bit for each token of each row, and the `num_hidden` fp32 logits that become
+    minus infinity. (Those that stay are not touched.)"""
+    return num_rows * -(-vocabulary // 32) * 4 + num_hidden * _FP32
 
 
 def sample_bytes(num_rows: int, vocabulary: int) -> int:

@@ -11,6 +11,7 @@ from sapwood_bench.kernels.attention_speed import check_case
 from sapwood_bench.kernels.cases import AttentionCase, Heads, decode_cases, feature_cases, prefill_cases
 from sapwood_bench.kernels.device import Device
 from sapwood_bench.kernels.identity import FULL, TINY, check_identity, identity_cases, repeats
+from sapwood_bench.kernels.op_checks import OP_CHECKS, check_op
 from sapwood_bench.kernels.results import Check
 from sapwood_kernels.config_table import ConfigRow, config_rows, device_arch
 
@@ -68,8 +69,13 @@ def _repeat(name: str, device: Device) -> list[Check]:
     return [Check(name=f"{scale.repeats} runs of one launch: {name}", problem="; ".join(problems[:3]))]
 
 
+def _op(name: str, device: Device) -> list[Check]:
+    return [check_op(name, device.torch_device, device.dry)]
+
+
 CHECKS = {
     "correct": CheckStep(lambda dry: list(_correct_cases(dry)), _correct),
     "identity": CheckStep(lambda dry: list(_identity_cases(dry)), _identity),
     "repeat": CheckStep(lambda dry: list(_repeat_cases(dry)), _repeat),
+    "ops": CheckStep(lambda dry: list(OP_CHECKS), _op),
 }

@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sapwood_bench.kernels.accounting import add_rms_norm_bytes, rope_kv_store_bytes, silu_mul_bytes
 from sapwood_bench.kernels.device import Device
+from sapwood_bench.kernels.logit_ops import logits_prepare_trial, sample_trial
 from sapwood_bench.kernels.oracle import relative_error
+from sapwood_bench.kernels.pointwise_ops import add_rms_norm_trial, rope_kv_store_trial, silu_mul_trial
 from sapwood_bench.kernels.results import Check, Failure, Row, as_rivals
-from sapwood_bench.kernels.timing import ROUNDS, Call, Contender, rotations, time_contenders
-from sapwood_kernels import reference
-from sapwood_kernels.add_rms_norm import add_rms_norm
-from sapwood_kernels.rope_kv_store import rope_kv_store
-from sapwood_kernels.silu_mul import silu_mul
+from sapwood_bench.kernels.timing import ROUNDS, Contender, rotations, time_contenders
+from sapwood_bench.kernels.trials import LLAMA_8B_SIZES, TINY_SIZES, Make, Trial
 
 NUM_ROWS = (1, 64, 2048)
-_EPS = 1e-5
-_PAGE_SIZE = 16
+LOGIT_ROWS = (1, 64)
+"""Of ops on logits, whose rows are sequences."""
 _ERROR = 6e-3
 """In bf16, relative to the formula in fp32: one rounding of the result is 2 ** -9 at most, 0.2 %."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class OpSizes:
-    """Of a model."""
-
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-LLAMA_8B_SIZES = OpSizes(hidden=4096, intermediate=14336, num_heads=32, num_kv_heads=8, head_dim=128)
-TINY_SIZES = OpSizes(hidden=64, intermediate=96, num_heads=4, num_kv_heads=2, head_dim=64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """An op on inputs of its own."""
-
-    ours: Call
-    wanted: Callable[[], Sequence[Tensor]]
-    """By the plain formula, on copies."""
-    rivals: dict[str, Call]
-    num_bytes: int
-
-
-Make = Callable[[int, OpSizes, torch.Generator, torch.dtype], Trial]
+OPS: dict[str, Make] = {
+    "rope_kv_store": rope_kv_store_trial,
+    "add_rms_norm": add_rms_norm_trial,
+    "silu_mul": silu_mul_trial,
+    "logits_prepare": logits_prepare_trial,
+    "sample": sample_trial,
+}
+ON_LOGITS = ("logits_prepare", "sample")
 
 
 def time_op(name: str, num_rows: int, device: Device, rounds: int = ROUNDS) -> tuple[Row, Check]:
@@ -70,7 +44,7 @@ def time_op(name: str, num_rows: int, device: Device, rounds: int = ROUNDS) -> t
     found = first.ours()
     if not isinstance(found, tuple):
         raise TypeError(f"{name} gave {type(found).__name__}, not its results")
-    error = max(relative_error(ours.float(), theirs.double()) for ours, theirs in zip(found, wanted, strict=True))
+    error = max(_error(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
     copies = 1 if device.dry else rotations(first.num_bytes, device.l2_bytes, most=64)
     trials = [first, *(trial(seed) for seed in range(1, copies))]
     contenders = [Contender("sapwood", [each.ours for each in trials])]
@@ -87,67 +61,11 @@ def time_op(name: str, num_rows: int, device: Device, rounds: int = ROUNDS) -> t
     )
 
 
-def _rope_kv_store(num_rows: int, sizes: OpSizes, generator: torch.Generator, dtype: torch.dtype) -> Trial:
-    device = generator.device
-    heads = sizes.num_heads + 2 * sizes.num_kv_heads
-    qkv = torch.randn(num_rows, heads * sizes.head_dim, generator=generator, device=device).to(dtype)
-    angles = torch.rand(num_rows, sizes.head_dim // 2, generator=generator, device=device) * 6.28
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    num_pages = 1 + -(-num_rows // _PAGE_SIZE)
-    order = torch.randperm((num_pages - 1) * _PAGE_SIZE, generator=generator, device=device)
-    slots = _PAGE_SIZE + order[:num_rows]
-    kv = torch.zeros(num_pages, 2, sizes.num_kv_heads, _PAGE_SIZE, sizes.head_dim, dtype=dtype, device=device)
-
-    def ours() -> tuple[Tensor, ...]:
-        return rope_kv_store(qkv, cos_sin, slots, kv, None), kv
-
-    def wanted() -> tuple[Tensor, ...]:
-        stored = torch.zeros_like(kv)
-        return reference.rope_kv_store(qkv, cos_sin, slots, stored, None), stored
-
-    num_bytes = rope_kv_store_bytes(num_rows, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
-    return Trial(ours=ours, wanted=wanted, rivals={}, num_bytes=num_bytes)
-
-
-def _add_rms_norm(num_rows: int, sizes: OpSizes, generator: torch.Generator, dtype: torch.dtype) -> Trial:
-    x, residual = (torch.randn(num_rows, sizes.hidden, generator=generator, device=generator.device) for _ in range(2))
-    x = x.to(dtype)
-    weight = torch.rand(sizes.hidden, generator=generator, device=generator.device) + 0.5
-    low_residual, low_weight, low_x = residual.to(dtype), weight.to(dtype), x.clone()
-
-    def ours() -> tuple[Tensor, ...]:
-        return add_rms_norm(x, residual, weight, _EPS), residual
-
-    def wanted() -> tuple[Tensor, ...]:
-        their_x, their_residual = x.clone(), residual.clone()
-        return reference.add_rms_norm(their_x, their_residual, weight, _EPS), their_residual
-
-    def torch_op() -> Tensor:
-        # As models in torch have it: the residual in the model's dtype, 2 bytes where ours has 4.
-        low_residual.add_(low_x)
-        return F.rms_norm(low_residual, (sizes.hidden,), low_weight, _EPS)
-
-    return Trial(
-        ours=ours,
-        wanted=wanted,
-        rivals={"torch add, rms_norm": torch_op},
-        num_bytes=add_rms_norm_bytes(num_rows, sizes.hidden),
-    )
-
-
-def _silu_mul(num_rows: int, sizes: OpSizes, generator: torch.Generator, dtype: torch.dtype) -> Trial:
-    gate_up = torch.randn(num_rows, 2 * sizes.intermediate, generator=generator, device=generator.device).to(dtype)
-
-    def torch_op() -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    return Trial(
-        ours=lambda: (silu_mul(gate_up),),
-        wanted=lambda: (reference.silu_mul(gate_up.float()),),
-        rivals={"torch silu, mul": torch_op},
-        num_bytes=silu_mul_bytes(num_rows, sizes.intermediate),
-    )
-
-
-OPS: dict[str, Make] = {"rope_kv_store": _rope_kv_store, "add_rms_norm": _add_rms_norm, "silu_mul": _silu_mul}
+def _error(found: Tensor, wanted: Tensor) -> float:
+    """Relative, where both are finite; infinite if one is where the other isn't. Of ids, the share that differs."""
+    if not found.is_floating_point():
+        return float((found != wanted).float().mean())
+    finite = torch.isfinite(wanted)
+    if not torch.equal(torch.isfinite(found), finite):
+        return float("inf")
+    return relative_error(found[finite].float(), wanted[finite].double())

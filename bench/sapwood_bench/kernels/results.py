@@ -14,6 +14,7 @@ ORDER = (
     "correct",
     "identity",
     "repeat",
+    "ops",
     "decode",
     "prefill",
     "shared",

@@ -15,7 +15,7 @@ from sapwood_bench.kernels.attention_speed import SHARED, time_case
 from sapwood_bench.kernels.ceilings import measure_ceilings
 from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.device import Device, describe
-from sapwood_bench.kernels.pointwise import NUM_ROWS, OPS, time_op
+from sapwood_bench.kernels.pointwise import LOGIT_ROWS, NUM_ROWS, ON_LOGITS, OPS, time_op
 from sapwood_bench.kernels.results import Ceilings, Check, Row, StepResult
 from sapwood_bench.kernels.timing import ROUNDS, first_line
 from sapwood_bench.kernels.workers import run_apart
@@ -84,7 +84,9 @@ def _rounds(device: Device) -> int:
 
 
 def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
-    counts = NUM_ROWS[1:2] if options.quick or options.device.dry else NUM_ROWS
+    def counts(op: str) -> tuple[int, ...]:
+        every = LOGIT_ROWS if op in ON_LOGITS else NUM_ROWS
+        return every[1:2] if options.quick or options.device.dry else every
 
     def task_of(op: str, num_rows: int) -> Task:
         def task() -> Iterator[Row | Check]:
@@ -92,7 +94,7 @@ def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepR
 
         return task
 
-    tasks = {f"{op}, {count} rows": task_of(op, count) for op in OPS for count in counts}
+    tasks = {f"{op}, {count} rows": task_of(op, count) for op in OPS for count in counts(op)}
     return _timed(tasks, found, deadline)
 
 
