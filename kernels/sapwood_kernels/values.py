@@ -35,7 +35,7 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """How one layer's scores become weights. All but `sinks` are constants of a compiled kernel."""
+    """How one layer's scores become weights. Window and softcap are constants of a compiled kernel."""
 
     scale: float
     """Of `q k^T`."""
