@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -253,6 +254,9 @@ def test_the_ready_line_says_what_is_served_and_where() -> None:
     line = describe("http://127.0.0.1:8000", ("a", "b"), ScriptedEngine(says("")).info)
     for word in ("http://127.0.0.1:8000", "a or b", "none", "nothing is computed", "4096 tokens", "1024 KV pages"):
         assert word in line
+    assert "deterministic" not in line
+    info = msgspec.structs.replace(ScriptedEngine(says("")).info, deterministic=True)
+    assert "(nothing is computed), deterministic; context" in describe("http://127.0.0.1:8000", ("a",), info)
 
 
 def test_a_server_that_cannot_run_does_not_end_in_silence(model: Path) -> None:

@@ -104,6 +104,12 @@ def test_device_dtype_and_memory_plan_are_shown() -> None:
     assert shown.endswith("nothing is wrong\n")
 
 
+@pytest.mark.parametrize(("asked", "shown"), [(False, "no (--deterministic)"), (True, "yes")])
+def test_whether_it_is_deterministic_is_shown(asked: bool, shown: str) -> None:
+    findings = compute_findings(ServerConfig(deterministic=asked), lambda _config: REPORT)
+    assert [finding.found for finding in findings if finding.subject == "deterministic"] == [shown]
+
+
 def test_a_start_that_would_fail_is_a_problem_in_its_own_words() -> None:
     report = msgspec.structs.replace(REPORT, problem="one sequence needs 2 GiB, --kv-memory is 1 GiB")
     findings = list(compute_findings(ServerConfig(), lambda _config: report))

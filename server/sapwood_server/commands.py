@@ -115,9 +115,10 @@ async def _close_engine(service: Service) -> None:
 
 def describe(url: str, names: tuple[str, ...], info: EngineInfo) -> str:
     """The line that says what is served, where and how."""
+    deterministic = ", deterministic" if info.deterministic else ""
     return (
         f"Sapwood is ready at {url}: {' or '.join(names)} ({info.architecture}) in {info.dtype} on {info.device} "
-        f"({info.dtype_reason}); context {info.max_model_len} tokens, {info.num_pages - 1} KV pages of "
+        f"({info.dtype_reason}){deterministic}; context {info.max_model_len} tokens, {info.num_pages - 1} KV pages of "
         f"{info.page_size} tokens; loaded in {info.load_seconds:.1f} s"
     )
 

@@ -108,6 +108,7 @@ def compute_findings(config: ServerConfig, run: Callable[[ServerConfig], Compute
     device = f"{report.device} ({report.device_detail}), torch {report.torch}: {report.device_reason}"
     yield Finding(subject="device", found=device)
     yield Finding(subject="dtype", found=f"{report.dtype}: {report.dtype_reason}")
+    yield Finding(subject="deterministic", found="yes" if config.deterministic else "no (--deterministic)")
     yield Finding(subject="packed weights", found=report.packed)
     if report.architecture is not None:
         yield Finding(subject="architecture", found=f"{report.architecture}, context {report.max_model_len} tokens")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sapwood_server.config import ServerConfig
 from sapwood_server.errors import StartupError
@@ -108,6 +109,16 @@ def test_a_pool_below_the_models_own_context_is_said_not_refused(
     pool = (info.num_pages - 1) * info.page_size
     assert 256 <= pool < info.max_model_len == 512
     assert f"the KV pool holds {pool} tokens, the context is 512" in caplog.text
+
+
+def test_a_sequence_may_fill_a_pool_that_is_smaller_than_the_context(folder: Path) -> None:
+    """The rotary table is no longer than the pool."""
+    small, large = (make_runner(make_config(folder, kv_memory=memory)) for memory in ("200KiB", "64MiB"))
+    num_tokens = (small.info.num_pages - 1) * small.info.page_size
+    assert num_tokens < small.info.max_model_len
+    token_ids = [3 + 7 * position % 250 for position in range(num_tokens)]
+    found, wanted = (Driver(runner).teacher_forced(token_ids, num_tokens) for runner in (small, large))
+    assert torch.equal(found, wanted)
 
 
 def test_a_window_that_would_hide_tokens_is_refused(tmp_path: Path) -> None:

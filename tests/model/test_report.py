@@ -54,6 +54,11 @@ def test_the_interpreters_plan(tmp_path: Path) -> None:
     assert "threads" in report.device_detail
 
 
+def test_deterministic_leaves_packed_weights_out(folder: Path) -> None:
+    report = compute_report(make_config(folder, "bfloat16", deterministic=True))
+    assert report.packed == "no: --deterministic takes one form of weights for every number of rows"
+
+
 def test_as_a_command(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sapwood_server.model.report"],

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from sapwood_server.model.config import ModelConfig, RopeScaling
 from sapwood_server.model.config_json import config_from_json
-from sapwood_server.model.rope import rotary_frequencies, rotary_table, rotation_matrices
+from sapwood_server.model.rope import rotary_bytes, rotary_frequencies, rotary_table, rotation_matrices
 from support.tiny_models import tiny_config
 
 SCALINGS: list[dict[str, Any]] = [
@@ -82,3 +82,8 @@ def test_matrices_rotate_as_cosines_and_sines_do() -> None:
     wanted = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     found = torch.einsum("td,tde->te", x, rotation_matrices(cos_sin))
     assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_the_memory_of_a_table() -> None:
+    config = config_from_json(tiny_config("qwen3", 300, 512), Path("config.json"))
+    assert rotary_bytes(config, 100) == rotary_table(config, 100).nbytes

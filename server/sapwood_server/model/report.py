@@ -56,6 +56,8 @@ def _packed(device: DeviceKind, dtype: torch.dtype, weights: WeightPlan | None) 
         return "no: they need bfloat16"
     if weights is None:
         return "unknown"
+    if weights.forms.fixed_rows:
+        return "no: --deterministic takes one form of weights for every number of rows"
     return "; ".join(("yes, where the checkpoint has them" if weights.forms.int4 else "no", *weights.problems))
 
 
