@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
+from sapwood_kernels.partials import MAX_BYTES
 from sapwood_server.config import ServerConfig
 from sapwood_server.errors import StartupError
 from sapwood_server.model.config_json import config_from_json
@@ -35,6 +37,13 @@ def test_bytes_of_a_step_by_hand() -> None:
     partials = 10 * 8 * 4 * (8 + 2) * 4
     tables = 500 * 8 * 4 + 2 * 10 * 500
     assert step_bytes(CONFIG, torch.bfloat16, SIZES) == 110 * per_token + logits + partials + tables
+
+
+def test_more_partials_than_kernels_take_are_refused() -> None:
+    most = dataclasses.replace(SIZES, num_sequences=MAX_BYTES // (8 * 4 * (8 + 2) * 4))
+    step_bytes(CONFIG, torch.bfloat16, most)
+    with pytest.raises(StartupError, match=rf"accepted: up to {MAX_BYTES}; lower --max-num-seqs"):
+        step_bytes(CONFIG, torch.bfloat16, dataclasses.replace(most, num_sequences=most.num_sequences + 1))
 
 
 def test_pages_get_what_is_left_of_the_share() -> None:

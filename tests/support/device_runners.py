@@ -37,8 +37,9 @@ def make_device_runner(folder: Path, *, graphs: bool = False, **options: Any) ->
     model = load.load_model(plan, lambda stage, fraction: None)
     if not graphs:
         return load.make_runner(plan, model)
-    setup = make_setup(model, plan.device, make_limits(plan), deterministic=plan.deterministic)
-    setup = dataclasses.replace(setup, graphs=DecodeGraphs(decode_buckets(plan.max_num_seqs), run_again))
+    limits = make_limits(plan)
+    setup = make_setup(model, plan.device, limits, deterministic=plan.deterministic)
+    setup = dataclasses.replace(setup, graphs=DecodeGraphs(decode_buckets(limits.max_rows), run_again))
     return assemble(model, setup, load.engine_info(plan, model))
 
 

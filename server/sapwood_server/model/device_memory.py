@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sapwood_kernels.partials import MAX_BYTES
 from sapwood_server.errors import StartupError
 from sapwood_server.model.config import ModelConfig
 
@@ -43,8 +44,8 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype, sizes: StepSizes) -> int
     """Bytes that a step takes beside weights and pages: the sum of four parts, each as large as it gets.
 
     Activations of one layer (of two runs: the graphs of decode steps hold a second set); logits, as the head gives
-    them, in fp32, and twice more for what sampling makes of them; partial results of split decode attention; rotary
-    table and block tables.
+    them, in fp32, in the graphs' own buffer, and twice more for what sampling makes of them; partial results of split
+    decode attention; rotary table and block tables. StartupError for more partial results than kernels take.
     """
     num_heads, head_dim = config.num_heads, config.head_dim
     # qkv; then queries, what the two phases attended to, and that joined.
@@ -54,6 +55,11 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype, sizes: StepSizes) -> int
     activations = (sizes.num_tokens + sizes.num_sequences) * per_token
     logits = sizes.num_sequences * config.vocab_size * (dtype.itemsize + 4 * _FP32)
     partials = sizes.num_sequences * sizes.max_splits * num_heads * (head_dim + 2) * _FP32
+    if partials > MAX_BYTES:
+        raise StartupError(
+            f"{sizes.num_sequences} sequences of {sizes.max_model_len} tokens may leave {partials} bytes of partial "
+            f"results in a decode step (accepted: up to {MAX_BYTES}; lower --max-num-seqs or --max-model-len)"
+        )
     tables = sizes.max_model_len * head_dim * _FP32 + 2 * sizes.num_sequences * sizes.max_model_len
     return activations + logits + partials + tables
 

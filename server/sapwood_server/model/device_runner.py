@@ -105,7 +105,7 @@ def make_setup(
         limits=limits,
         grid=resident_grid(kernels.decode, num_sms),
         deterministic=deterministic,
-        graphs=DecodeGraphs(decode_buckets(limits.num_sequences), cuda_capture()) if on_gpu and graphs else None,
+        graphs=DecodeGraphs(decode_buckets(limits.max_rows), cuda_capture()) if on_gpu and graphs else None,
     )
 
 

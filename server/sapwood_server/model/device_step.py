@@ -35,6 +35,11 @@ class DeviceLimits:
     """Of the pool, the reserved page 0 included."""
 
     @property
+    def max_rows(self) -> int:
+        """Rows of a decode step, which have one token each."""
+        return min(self.num_sequences, self.num_tokens)
+
+    @property
     def max_pages(self) -> int:
         """Columns of a block table."""
         pages = -(-self.max_model_len // self.page_size)

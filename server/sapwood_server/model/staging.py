@@ -24,7 +24,7 @@ def stage(buffer: Tensor, values: npt.NDArray[np.generic]) -> Tensor:
             f"values are {source.dtype} {list(source.shape)}; accepted: {buffer.dtype}, at most {list(buffer.shape)}"
         )
     view = buffer[tuple(slice(size) for size in source.shape)]
-    view.copy_(source.pin_memory() if buffer.is_cuda else source, non_blocking=True)
+    view.copy_(_pinned(source) if buffer.is_cuda else source, non_blocking=True)
     return view
 
 
@@ -32,7 +32,7 @@ def stage_new(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """`values` as a new tensor on the device."""
     source = torch.from_numpy(values)
     if device.type == "cuda":
-        return source.pin_memory().to(device, non_blocking=True)
+        return _pinned(source).to(device, non_blocking=True)
     return source
 
 
@@ -45,3 +45,8 @@ def fetch(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         target.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream().synchronize()
     return fetched
+
+
+def _pinned(source: Tensor) -> Tensor:
+    """A pinned copy; there is no memory to pin for a tensor without elements."""
+    return source.pin_memory() if source.numel() else source
