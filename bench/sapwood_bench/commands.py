@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from sapwood_bench import cpu_speed, drift, overhead, peers, shared_prefix, startup, ttft
+from sapwood_bench import cpu_speed, deterministic, drift, overhead, peers, shared_prefix, startup, ttft
 from sapwood_bench.kernels import command as kernels
 
-_MODULES = (overhead, cpu_speed, ttft, shared_prefix, startup, peers, drift, kernels)
+_MODULES = (overhead, cpu_speed, ttft, shared_prefix, startup, peers, drift, deterministic, kernels)
 _ALL = (
     overhead.overhead,
     cpu_speed.cpu_speed,
@@ -19,6 +19,7 @@ _ALL = (
     startup.startup,
     peers.peers,
     drift.drift,
+    deterministic.deterministic,
 )
 
 

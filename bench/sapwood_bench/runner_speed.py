@@ -25,7 +25,7 @@ from sapwood_server.values.sampling import SamplingParams
 def measure(model: str, dtype: str, rounds: int, steps: int) -> RunnerSpeeds:
     """Medians of rounds; prefill's first round is dropped."""
     runner = load_runner(ServerConfig(model=model, dtype=dtype), lambda stage, fraction: None)
-    bench = _Bench(runner, PromptMaker(model, seed=3))
+    bench = RunnerBench(runner, PromptMaker(model, seed=3))
     prefills = [bench.prefill(PREFILL_TOKENS) for _ in range(rounds + 1)][1:]
     decodes = []
     for num_sequences, context in DECODES:
@@ -70,7 +70,7 @@ class _Sequence:
         )
 
 
-class _Bench:
+class RunnerBench:
     """Runs sequences to measure them; none outlives its measurement."""
 
     def __init__(self, runner: ModelRunner, prompts: PromptMaker) -> None:

@@ -121,11 +121,11 @@ def placements(case: AttentionCase, device: torch.device, scale: Scale) -> Itera
 
 
 def grouped_decode(case: AttentionCase, device: torch.device, scale: Scale) -> Iterator[str]:
-    """Rows that share pages: in groups or each alone, in wide items or narrow ones. Two groups, one within a larger
-    prefix's rows, and rows that share nothing."""
+    """Rows that share pages: in groups or each alone, in wide items or narrow ones. One group within another's rows,
+    two rows that end inside the prefix or with it, and rows that share nothing."""
     outer, inner, mates = scale.shared, scale.shared // 2, scale.mates
-    decode = tuple(outer + 5 + 3 * mate for mate in range(mates)) + (inner + 9,) * mates + (77, 0)
-    shared = (SharedRows(0, 2 * mates, inner), SharedRows(0, mates, outer))
+    decode = tuple(outer + 5 + 3 * mate for mate in range(mates)) + (inner + 9,) * mates + (inner - 3, inner, 77, 0)
+    shared = (SharedRows(0, 2 * mates + 2, inner), SharedRows(0, mates, outer))
     inputs = make_inputs(replace(case, decode=decode, shared=shared), device)
     grouped = plan_attention(inputs).run()
     for name, options in (

@@ -67,7 +67,7 @@ def _attention(make: Callable[[], tuple[cases.AttentionCase, ...]]) -> Step:
     def step(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
         chosen = cases.quick(make()) if options.quick else make()
         tasks = {case.name: _case_task(case, found.step, options.device) for case in chosen}
-        return _timed(tasks, found, deadline)
+        return run_tasks(tasks, found, deadline)
 
     return step
 
@@ -95,7 +95,7 @@ def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepR
         return task
 
     tasks = {f"{op}, {count} rows": task_of(op, count) for op in OPS for count in counts(op)}
-    return _timed(tasks, found, deadline)
+    return run_tasks(tasks, found, deadline)
 
 
 def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
@@ -111,10 +111,10 @@ def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResul
 
         return task
 
-    return _timed({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline)
+    return run_tasks({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline)
 
 
-def _timed(tasks: dict[str, Task], found: StepResult, deadline: float) -> StepResult:
+def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float) -> StepResult:
     """Runs the tasks in turn until the deadline. An error ends its task, not the step: RuntimeError is what CUDA,
     Triton's launcher and torch raise, ValueError what our own checks do."""
     rows: list[Row] = []

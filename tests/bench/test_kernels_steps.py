@@ -1,0 +1,113 @@
+"""Steps of a run, dry: tiny cases in Triton's interpreter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sapwood_bench.kernels import steps, workers
+from sapwood_bench.kernels.checks import CHECKS, CheckStep
+from sapwood_bench.kernels.device import Device, NoDeviceError, measured_device
+from sapwood_bench.kernels.model_step import LLAMA_8B, chunk_flops, matrix_parameters, step_bytes
+from sapwood_bench.kernels.results import Check, Row, StepResult
+from sapwood_bench.kernels.steps import RunOptions, run_step
+from support.scale import suite_scale
+
+
+@pytest.fixture(name="options")
+def dry_options() -> RunOptions:
+    return RunOptions(device=measured_device(dry=True), seconds=60.0, quick=True)
+
+
+def test_nothing_is_measured_while_kernels_are_interpreted() -> None:
+    with pytest.raises(NoDeviceError, match="TRITON_INTERPRET"):
+        measured_device(dry=False)
+
+
+def test_versions_and_ceilings(options: RunOptions) -> None:
+    versions = run_step("versions", options)
+    assert {"gpu", "torch", "triton", "numpy", "python", "commit"} <= set(versions.machine)
+    assert versions.dry
+    found = run_step("ceilings", options)
+    assert not found.failed
+    assert found.ceilings is not None
+    assert found.ceilings.copy_tb_s > 0
+
+
+def test_every_pointwise_op_is_right_and_timed(options: RunOptions) -> None:
+    found = run_step("pointwise", options)
+    assert found.problems == ()
+    assert [check.problem for check in found.checks] == [""] * 5
+    assert [row.name.partition(",")[0] for row in found.rows] == [
+        "rope_kv_store",
+        "add_rms_norm",
+        "silu_mul",
+        "logits_prepare",
+        "sample",
+    ]
+
+
+def test_the_model_is_stepped(options: RunOptions) -> None:
+    found = run_step("model", options)
+    assert found.problems == ()
+    names = [row.name for row in found.rows]
+    assert names[:2] == ["decode step, 1 x 16, graph", "decode step, 2 x 16, graph"]
+    assert "prefill step, 16 tokens" in names
+
+
+def test_what_the_8b_model_must_read_and_compute() -> None:
+    """8.03e9 parameters, of which an embedding of 128,256 x 4,096 is only looked up, and norms."""
+    assert matrix_parameters(LLAMA_8B) == 8_030_261_248 - 128_256 * 4096 - 65 * 4096
+    assert step_bytes(LLAMA_8B, 3, 1000) == 2 * matrix_parameters(LLAMA_8B) + 3 * 1001 * 131_072
+    head = 128_256 * 4096
+    attention = 32 * 4 * 32 * 128 * 2001000
+    assert chunk_flops(LLAMA_8B, 2000) == 2 * ((matrix_parameters(LLAMA_8B) - head) * 2000 + head) + attention
+
+
+def fails(error: Exception) -> Callable[[], Iterator[Row | Check]]:
+    def task() -> Iterator[Row | Check]:
+        yield Check(name="came first")
+        raise error
+
+    return task
+
+
+def test_an_error_ends_its_task_and_time_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 2.0, 30.0])
+    monkeypatch.setattr("sapwood_bench.kernels.steps.time.monotonic", lambda: next(clock))
+
+    def fine() -> Iterator[Row | Check]:
+        yield Row(table="decode", name="fine", us=1.0, num_bytes=1)
+
+    tasks = {"bad": fails(RuntimeError("CUDA error")), "good": fine, "worse": fails(ValueError("no")), "late": fine}
+    found = steps.run_tasks(tasks, StepResult(step="decode"), deadline=10.0)
+    assert found.problems == ("bad: RuntimeError: CUDA error", "worse: ValueError: no")
+    assert [row.name for row in found.rows] == ["fine"]
+    assert [check.name for check in found.checks] == ["came first", "came first"]
+    assert found.left_out == ("late: out of time",)
+    assert found.failed
+
+
+def test_parts_of_a_check_step_fail_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(name: str, device: Device) -> list[Check]:
+        if name == "bad":
+            raise RuntimeError("illegal memory access")
+        return [Check(name=name)]
+
+    monkeypatch.setitem(CHECKS, "identity", CheckStep(lambda dry: ["a", "bad", "b"], check))
+    found = workers.run_apart("identity", ["a", "bad", "b"], dry=True, workers=1, deadline=time.monotonic() + 60)
+    assert [each.name for each in found.checks] == ["a", "b"]
+    assert found.problems == ("bad: RuntimeError: illegal memory access",)
+    late = workers.run_apart("identity", ["a"], dry=True, workers=1, deadline=time.monotonic() - 1)
+    assert late.left_out == ("a: out of time",)
+
+
+@pytest.mark.skipif(suite_scale() < 1, reason="starts two more processes with torch: at full scale only")
+def test_processes_of_their_own() -> None:
+    """Two of them, on real parts."""
+    names = ["logits_prepare's edits, bitwise", "rope_kv_store with head norms into e4m3"]
+    found = workers.run_apart("ops", names, dry=True, workers=2, deadline=time.monotonic() + 200)
+    assert found.problems == ()
+    assert sorted(check.name for check in found.checks) == names

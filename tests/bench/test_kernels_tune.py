@@ -1,0 +1,131 @@
+"""The search for tiles: what is tried, what a compile decides. Timing is a GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sapwood_bench.kernels import tune
+from sapwood_bench.kernels.cases import AttentionCase
+from sapwood_bench.kernels.tune import candidates, tuning_cases
+from sapwood_bench.kernels.variants import compiled, variants_of
+from sapwood_kernels.config_table import ConfigRow, config_rows, format_rows, parse_rows
+from sapwood_kernels.gate import CompiledKernel
+from sapwood_kernels.gate_cases import AttentionCase as GateCase
+from sapwood_kernels.values import AttentionPhase
+from support.gate_process import in_gate_process
+from support.scale import suite_scale
+
+
+def find_row(arch: int, phase: AttentionPhase, head_dim: int, group: int = 4) -> ConfigRow:
+    return next(
+        row
+        for row in config_rows()
+        if (row.arch, row.phase) == (arch, phase)
+        and head_dim in row.head_dims
+        and group in row.groups
+        and torch.bfloat16 in row.dtypes
+    )
+
+
+DECODE = find_row(90, AttentionPhase.DECODE, 128)
+PREFILL = find_row(90, AttentionPhase.PREFILL, 128)
+
+
+def kernel(case: GateCase, registers: int, **changes: object) -> CompiledKernel:
+    made = CompiledKernel(
+        name="kernel",
+        arch=case.key.arch,
+        registers=registers,
+        stack_bytes=0,
+        shared_bytes=1000,
+        wgmma=0,
+        mma_sync=1,
+        async_copies=1,
+        global_loads={16: 1},
+        loops=(),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_variants_are_every_head_dim_dtype_rule_and_8_bits() -> None:
+    variants = variants_of(DECODE, DECODE.config)
+    assert {(case.key.head_dim, case.key.dtype) for case in variants} == {
+        (head_dim, dtype) for head_dim in DECODE.head_dims for dtype in DECODE.dtypes
+    }
+    assert {(case.kv_dtype is not None, case.sinks) for case in variants} == {
+        (False, False),
+        (False, True),
+        (True, False),
+    }
+    old = find_row(80, AttentionPhase.DECODE, 128)
+    assert all(case.kv_dtype is None for case in variants_of(old, old.config))
+
+
+def test_bounds_are_the_most_of_all_variants() -> None:
+    def compile_(case: GateCase) -> list[CompiledKernel]:
+        assert case.config.max_registers == 255  # else the old bound would decide the new one
+        more = 7 if case.sinks else 0
+        return [kernel(case, 100 + more), kernel(case, 200 + more)][: 1 + (case.config.row_blocks > 1)]
+
+    wide = replace(DECODE.config, row_blocks=2, max_wide_registers=9)
+    found = compiled(DECODE, wide, compile_)
+    assert (found.config.max_registers, found.config.max_wide_registers) == (107, 207)
+    assert found.problems == []
+    narrow = replace(DECODE.config, row_blocks=1, max_wide_registers=0)
+    assert compiled(DECODE, narrow, compile_).config.max_wide_registers == 0
+
+
+@pytest.mark.parametrize("change", [{"stack_bytes": 8}, {"shared_bytes": 2**20}])
+def test_what_spills_or_has_too_much_shared_memory_is_unusable(change: dict[str, object]) -> None:
+    found = compiled(PREFILL, PREFILL.config, lambda case: [kernel(case, 100, **change)])
+    assert len(found.problems) == 1
+
+
+def test_candidates_keep_what_decides_the_kind_of_product() -> None:
+    for row in (DECODE, PREFILL):
+        tried = candidates(row)
+        assert {config.block_m for config in tried} == {row.config.block_m}
+        assert len({(c.block_n, c.num_warps, c.num_stages, c.split_size, c.row_blocks) for c in tried}) == len(tried)
+        table = parse_rows(format_rows([replace(row, config=config) for config in tried[:1]]))
+        assert table[0].config == tried[0]
+    assert {config.split_size for config in candidates(PREFILL)} == {0}
+    assert {config.split_size for config in candidates(DECODE)} == {256, 512}
+
+
+def test_tuning_cases_are_of_the_row() -> None:
+    for row in (DECODE, PREFILL):
+        for case in tuning_cases(row):
+            assert isinstance(case, AttentionCase)
+            assert case.heads.head_dim in row.head_dims
+            assert case.heads.group in row.groups
+            assert bool(case.decode) == (row.phase is AttentionPhase.DECODE)
+
+
+def test_the_table_is_a_file_of_the_source_tree() -> None:
+    assert parse_rows(tune.table_path().read_text(encoding="utf-8")) == config_rows()
+
+
+def test_without_a_gpu_nothing_is_tuned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert tune.main(["--table", str(tmp_path / "table.json")]) == 2
+    assert "nothing was tuned" in capsys.readouterr().err
+    assert not (tmp_path / "table.json").exists()
+
+
+def bounded_row(number: int) -> ConfigRow:
+    return tune.with_bounds(config_rows()[number])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(suite_scale() < 1, reason="compiles some ten kernels: at full scale only")
+def test_bounds_of_a_real_row(triton_cache: Path) -> None:
+    """A row that a device runs is bounded by what ptxas gives it; the interpreter's are left alone."""
+    first = next(number for number, row in enumerate(config_rows()) if row == find_row(80, AttentionPhase.PREFILL, 64))
+    zero = next(number for number, row in enumerate(config_rows()) if row.arch == 0)
+    bounded, untouched = in_gate_process(bounded_row, [first, zero], triton_cache)
+    assert untouched == config_rows()[zero]
+    assert 32 <= bounded.config.max_registers <= 255
+    assert replace(bounded.config, max_registers=1) == replace(config_rows()[first].config, max_registers=1)
