@@ -144,6 +144,23 @@ def test_padding_is_never_drawn_nor_an_alternative() -> None:
     assert ids_of(sampler.sample(logits, [biased])) == [0]
 
 
+@pytest.mark.parametrize("padding", [0.0, 50.0, -math.inf, math.inf, math.nan])
+def test_logprobs_know_nothing_of_the_padding(padding: float) -> None:
+    """A checkpoint may hold anything in the rows of its head that no token has."""
+    logits = random_logits(2, 5)
+    specs = [spec(MATES[2]), spec(SamplingParams(top_logprobs=VOCAB), forced=3)]
+    expected = made(Sampler(VOCAB - PADDING).sample(logits[:, : VOCAB - PADDING].contiguous(), specs))
+    logits[:, VOCAB - PADDING :] = padding
+    assert made(Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(logits, specs)) == expected
+
+
+def test_a_padding_id_that_is_forced_had_no_chance() -> None:
+    forced = spec(SamplingParams(top_logprobs=1), forced=VOCAB - 1)
+    [one] = made(Sampler(VOCAB, num_tokens=VOCAB - PADDING).sample(random_logits(1, 5), [forced]))
+    assert one.logprob is not None
+    assert (one.token_id, one.logprob.logprob) == (VOCAB - 1, -math.inf)
+
+
 def test_draws_follow_the_distribution() -> None:
     """Chi-square of draws over positions against the softmax, with and without filters."""
     count = scaled(40_000, 4_000)

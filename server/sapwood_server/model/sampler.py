@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -104,13 +105,13 @@ class Sampler:
         return torch.tensor(values, dtype=dtype, device=self._device)
 
     def _with_logprobs(self, logits: Tensor, token_ids: Sequence[int], specs: Sequence[SampleSpec]) -> list[Sampled]:
-        """Of the model's own distribution, over the whole vocabulary; padding is no alternative."""
+        """Of the model's own distribution over all tokens; padding has no part in it."""
         rows = [row for row, spec in enumerate(specs) if spec.sampling.top_logprobs is not None]
         if not rows:
             return [Sampled(token_id) for token_id in token_ids]
-        logprobs = logits[torch.tensor(rows, device=self._device)].log_softmax(-1)
+        logprobs = logits[torch.tensor(rows, device=self._device), : self._num_tokens].log_softmax(-1)
         by_row = {
-            row: _token_logprob(logprobs[i], self._num_tokens, token_ids[row], specs[row].sampling.top_logprobs or 0)
+            row: _token_logprob(logprobs[i], token_ids[row], specs[row].sampling.top_logprobs or 0)
             for i, row in enumerate(rows)
         }
         return [Sampled(token_id, by_row.get(row)) for row, token_id in enumerate(token_ids)]
@@ -129,13 +130,14 @@ def _unusable_rows(logits: Tensor, best: Tensor) -> list[int]:
     return rows
 
 
-def _token_logprob(logprobs: Tensor, num_tokens: int, token_id: int, num_top: int) -> TokenLogprob:
-    """`logprobs` [vocab_size]; the `num_top` most likely tokens, best first, the smaller id first among equals."""
+def _token_logprob(logprobs: Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """`logprobs` [num_tokens]; the `num_top` most likely tokens, best first, the smaller id first among equals. An id
+    of the padding, which can only be forced, has minus infinity."""
+    num_tokens = len(logprobs)
     num_top = min(num_top, num_tokens)
     top: tuple[tuple[int, float], ...] = ()
     if num_top:
-        choosable = logprobs[:num_tokens]
-        candidates = (choosable >= choosable.topk(num_top).values[-1]).nonzero()[:, 0]
-        values, order = torch.sort(choosable[candidates], descending=True, stable=True)
+        candidates = (logprobs >= logprobs.topk(num_top).values[-1]).nonzero()[:, 0]
+        values, order = torch.sort(logprobs[candidates], descending=True, stable=True)
         top = tuple(zip(candidates[order].tolist()[:num_top], values.tolist()[:num_top], strict=True))
-    return TokenLogprob(token_id, float(logprobs[token_id]), top)
+    return TokenLogprob(token_id, float(logprobs[token_id]) if token_id < num_tokens else -math.inf, top)
