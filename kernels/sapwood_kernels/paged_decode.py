@@ -3,7 +3,11 @@
 A program takes one item of the work after the other, each for one key-value head: one split of keys and the rows that
 attend to it. Rows and the query heads of their groups make row blocks of BLOCK_M, the same whether an item has one row
 or many: so a row's partial has the same bits alone and in a group. A wide item carries several row blocks over each
-loaded tile; it has the same tiles, and the same shape of matrix products, as an ordinary one.
+loaded tile; it has the same tiles, and the same shape of matrix products, as an ordinary one. How many is what fits
+the registers: at head dim 128 a row block's queries take 32 of a thread's, its sums 16, so two fit and four spill.
+
+A tile's page ids are loaded before its keys, which takes a stage of the pipeline of its own: with 5 stages two tiles of
+keys and values are under way, with 3 or 4 only one.
 
 All tiles run in one masked loop. Reading keys takes longer than masking them, and with one loop there is no other
 whose bits could differ.
@@ -57,10 +61,10 @@ def _launch(
     partials: Partials,
 ) -> None:
     config = work.layout.config
-    lists = [(work.items, work.grid.num_programs, 1)]
+    lists = [(work.items, work.grid.num_programs, 1, config.max_registers)]
     if work.wide_items is not None:
-        lists.append((work.wide_items, work.grid.wide_programs, config.row_blocks))
-    for items, num_programs, row_blocks in lists:
+        lists.append((work.wide_items, work.grid.wide_programs, config.row_blocks, config.max_wide_registers))
+    for items, num_programs, row_blocks, max_registers in lists:
         _paged_decode[(num_programs,)](
             q,
             kv,
@@ -101,6 +105,7 @@ def _launch(
             UPCAST=must_upcast(q, kv),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            maxnreg=max_registers,
             enable_fp_fusion=False,
         )
 

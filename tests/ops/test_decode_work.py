@@ -303,5 +303,5 @@ MUTANTS = [
 
 
 def test_the_checks_notice_a_broken_builder() -> None:
-    chosen = MUTANTS[:: len(MUTANTS) // scaled(len(MUTANTS), 7)]
+    chosen = MUTANTS[:: len(MUTANTS) // scaled(len(MUTANTS), 4)]
     assert survivors(chosen, checks) == []
