@@ -88,6 +88,7 @@ def _launch(
         UPCAST=must_upcast(q, kv),
         num_warps=work.config.num_warps,
         num_stages=work.config.num_stages,
+        maxnreg=work.config.max_registers,
         enable_fp_fusion=False,
     )
 
