@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from sapwood_bench.kernels import steps, workers
 from sapwood_bench.kernels.checks import CHECKS, CheckStep
 from sapwood_bench.kernels.device import Device, NoDeviceError, measured_device
 from sapwood_bench.kernels.model_step import LLAMA_8B, chunk_flops, matrix_parameters, step_bytes
-from sapwood_bench.kernels.results import Check, Row, StepResult
+from sapwood_bench.kernels.results import Check, Row, StepResult, read_steps
 from sapwood_bench.kernels.steps import RunOptions, run_step
 from support.scale import suite_scale
 
@@ -111,3 +114,20 @@ def test_processes_of_their_own() -> None:
     found = workers.run_apart("ops", names, dry=True, workers=2, deadline=time.monotonic() + 200)
     assert found.problems == ()
     assert sorted(check.name for check in found.checks) == names
+
+
+_WITHOUT = """
+import sys
+for name in ("msgspec", "gguf", "typer", "rich", "transformers", "tokenizers", "fastapi", "zmq", "jinja2"):
+    sys.modules[name] = None
+from sapwood_bench.kernels.__main__ import main
+sys.exit(main(["--out", sys.argv[1], "--dry-run", "--step", "versions", "--step", "model"]))
+"""
+
+
+def test_a_machine_with_torch_and_triton_alone_runs_all_but_the_model(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    versions, model = read_steps(tmp_path, ["versions", "model"])
+    assert not versions.failed
+    assert "SKIPPED, the runner needs a package that is not installed" in model.problems[0]

@@ -142,5 +142,7 @@ def _fill_pages(
         used = length % case.page_size
         if used:
             tokens[-1, :, :, used:] = float("nan")
-        kv[torch.from_numpy(pages).to(device).long()] = tokens.to(dtype)
+        # As plain bytes, since not every torch writes 8-bit floats by index.
+        places = torch.from_numpy(pages).to(device).long()
+        kv.view(torch.uint8)[places] = tokens.to(dtype).view(torch.uint8)
     return kv

@@ -18,12 +18,13 @@ SCORE_ELEMENTS = 2**27
 def exact_attention(inputs: AttentionInputs, part: PhaseTensors) -> Tensor:
     """fp64 [num_queries, num_heads, head_dim]: see `reference_attention.paged_prefill`, for either phase."""
     out = torch.zeros(part.q.shape, dtype=torch.float64, device=part.q.device)
+    kv = inputs.kv if inputs.kv.dtype == part.q.dtype else inputs.kv.to(part.q.dtype)  # e4m3 fits any of them
     first = 0
     for sequence, (num_queries, num_keys) in enumerate(
         zip(part.num_queries.tolist(), part.num_keys.tolist(), strict=True)
     ):
         if num_keys:
-            keys, values = gather_keys(inputs.kv, part.batch.block_table[sequence], range(num_keys), inputs.scales)
+            keys, values = gather_keys(kv, part.batch.block_table[sequence], range(num_keys), inputs.scales)
             block = max(SCORE_ELEMENTS // (part.q.shape[1] * num_keys), 1)
             for start in range(0, num_queries, block):
                 rows = slice(first + start, first + min(start + block, num_queries))
