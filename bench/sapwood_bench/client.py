@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +28,9 @@ class Timed:
 
     text: str
     ttft_seconds: float
-    """Until the first event that carries text."""
+    """Until the first token's event, which may have no text: a token can end inside a character."""
     decode_seconds: float
-    """From that event to the last one that carries text."""
+    """From that event to the last token's."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -56,11 +56,17 @@ def complete(base_url: str, prompt: Sequence[int], max_tokens: int) -> Timed:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "return_token_ids": True,
     }
+    return timed(stream_events(base_url, "/v1/completions", body))
+
+
+def timed(events: Iterable[tuple[float, dict[str, Any]]]) -> Timed:
+    """The times of a stream of one choice that carries its token ids and ends with its usage."""
     arrivals: list[tuple[float, str]] = []
     usage: dict[str, Any] = {}
-    for seconds, event in stream_events(base_url, "/v1/completions", body):
-        arrivals += [(seconds, choice["text"]) for choice in event["choices"] if choice["text"]]
+    for seconds, event in events:
+        arrivals += [(seconds, choice["text"]) for choice in event["choices"] if choice.get("token_ids")]
         usage = event.get("usage") or usage
     return Timed(
         text="".join(text for _, text in arrivals),

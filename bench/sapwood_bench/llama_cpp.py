@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sapwood_bench.client import Timed, stream_events
 from sapwood_bench.server_process import RunningServer, free_port, server_process
@@ -42,13 +43,22 @@ def complete(base_url: str, prompt: Sequence[int], max_tokens: int) -> Timed:
         "cache_prompt": False,
         "stream": True,
     }
+    return timed(stream_events(base_url, "/completion", body))
+
+
+def timed(events: Iterable[tuple[float, dict[str, Any]]]) -> Timed:
+    """The times of a stream. Every event but the last stands for tokens, whether or not it has text.
+
+    llama.cpp sends none for a token that ends inside a character, so where that is the first, its time to the first
+    token counts one decode step too many: some 0.1 % at 3,000 tokens.
+    """
     arrivals: list[tuple[float, str]] = []
     evaluated = generated = 0
-    for seconds, event in stream_events(base_url, "/completion", body):
-        if event["content"]:
-            arrivals.append((seconds, event["content"]))
+    for seconds, event in events:
         if event["stop"]:
             evaluated, generated = event["tokens_evaluated"], event["tokens_predicted"]
+        else:
+            arrivals.append((seconds, event["content"]))
     return Timed(
         text="".join(text for _, text in arrivals),
         ttft_seconds=arrivals[0][0],

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from sapwood_bench import llama_cpp
-from sapwood_bench.client import RequestFailed, Timed, complete, post, stream_events
+from sapwood_bench.client import RequestFailed, Timed, complete, post, stream_events, timed
 
-GAP_SECONDS = 0.02
-"""Between two events of a stream."""
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
 STREAMS: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
@@ -44,13 +41,8 @@ class Scripted(BaseHTTPRequestHandler):
         if self.path not in STREAMS:
             self._answer(400, body)
             return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b": a comment\n\n")
-        for event in STREAMS[self.path]:
-            time.sleep(GAP_SECONDS)
-            self.wfile.write(b"data: %s\n\n" % json.dumps(event).encode())
-        self.wfile.write(b"data: [DONE]\n\n")
+        events = [b": a comment\n\n", *(b"data: %s\n\n" % json.dumps(e).encode() for e in STREAMS[self.path])]
+        self._answer(200, b"".join([*events, b"data: [DONE]\n\n"]))
 
     def log_message(self, *_args: object) -> None:
         """Quiet."""
@@ -72,19 +64,31 @@ def scripted_server() -> Iterator[str]:
         thread.join()
 
 
-def check(timed: Timed, cached: int) -> None:
-    assert timed.text == "ab"
-    assert (timed.prompt_tokens, timed.cached_tokens, timed.completion_tokens) == (3, cached, 2)
-    assert timed.decode_seconds >= 0.9 * GAP_SECONDS  # both tokens were timed; only the second has text
+def check(answer: Timed, cached: int) -> None:
+    assert answer.text == "ab"
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (3, cached, 2)
+    assert answer.ttft_seconds > 0
+    assert answer.decode_seconds > 0
 
 
-def test_our_stream_is_timed_from_its_first_token(base_url: str) -> None:
-    """Not from its first text, which a token that ends inside a character does not bring."""
+def test_our_stream(base_url: str) -> None:
     check(complete(base_url, (1, 2, 3), 2), cached=1)
 
 
-def test_llama_cpps_stream_is_timed_from_its_first_token(base_url: str) -> None:
+def test_llama_cpps_stream_is_read_the_same_way(base_url: str) -> None:
     check(llama_cpp.complete(base_url, (1, 2, 3), 2), cached=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "read", "first", "last"),
+    [("/v1/completions", timed, 2.0, 3.0), ("/completion", llama_cpp.timed, 1.0, 2.0)],
+)
+def test_times_are_those_of_tokens_not_of_text(
+    path: str, read: Callable[[list[tuple[float, dict[str, Any]]]], Timed], first: float, last: float
+) -> None:
+    """The first of the two tokens ends inside a character. The n-th event comes after n seconds."""
+    times = read([(float(number), event) for number, event in enumerate(STREAMS[path], start=1)])
+    assert (times.ttft_seconds, times.decode_seconds) == (first, last - first)
 
 
 def test_comments_and_done_are_no_events(base_url: str) -> None:
