@@ -11,8 +11,10 @@ import msgspec
 import typer
 
 from sapwood_bench.machine import this_machine
-from sapwood_bench.peers import Speeds, transformers_speeds
+from sapwood_bench.peers import Speeds, measure
 from sapwood_bench.report import Figure, Report, publish
+from sapwood_bench.transformers_process import transformers_process
+from sapwood_bench.workload import PromptMaker
 from sapwood_server.errors import StartupError
 from sapwood_server.values.demo import DEMO_MODEL
 
@@ -64,7 +66,9 @@ def cpu_speed(
     speeds = runner_speeds(model, dtype, repeats, steps)
     figures = list(own_figures(speeds))
     if transformers:
-        figures += compare(speeds, transformers_speeds(model, repeats, steps))
+        with transformers_process(model) as ask:
+            peer = measure({"transformers": ask}, PromptMaker(model, seed=15), repeats, steps)
+        figures += compare(speeds, peer["transformers"])
     settings = {
         "model": model,
         "dtype": speeds.dtype,

@@ -1,11 +1,8 @@
-"""Prefill and decode speed beside llama.cpp's server, asked in turn, and transformers, measured after the two."""
+"""Prefill and decode speed beside llama.cpp's server and transformers, each asked in turn."""
 
 from __future__ import annotations
 
-import json as jsonlib
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from sapwood_bench.client import Timed, complete
 from sapwood_bench.machine import this_machine
 from sapwood_bench.report import Figure, Report, publish
 from sapwood_bench.server_process import sapwood_server
+from sapwood_bench.transformers_process import transformers_process
 from sapwood_bench.workload import PromptMaker
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import resolve_model
@@ -28,8 +26,6 @@ from sapwood_server.values.demo import DEMO_MODEL
 PREFILL_TOKENS = 3019
 SHORT_CONTEXT = 100
 LONG_CONTEXT = 3000
-TRANSFORMERS_COMMAND = (sys.executable, "-m", "sapwood_bench.transformers_peer")
-
 Complete = Callable[[Sequence[int], int], Timed]
 
 
@@ -57,8 +53,7 @@ def peers(
 ) -> None:
     """Prefill at about 3,000 tokens and decode at 100 and 3,000 tokens of context: ours and each peer's, and ratios.
 
-    Servers answer in turn, round by round. transformers runs once they have ended, so a machine that drifts meanwhile
-    shifts its ratios and not llama.cpp's.
+    All answer in turn, round by round: a machine that drifts meanwhile shifts no ratio.
     """
     machine = this_machine()
     with ExitStack() as stack:
@@ -72,9 +67,9 @@ def peers(
             context = LONG_CONTEXT + max_tokens + 256
             theirs = stack.enter_context(llama_cpp.llama_server(llama_server, gguf, machine.cores, context)).base_url
             servers["llama.cpp"] = lambda prompt, count: llama_cpp.complete(theirs, prompt, count)
+        if transformers:
+            servers["transformers"] = stack.enter_context(transformers_process(model))
         speeds = measure(servers, PromptMaker(model, seed=15), repeats, max_tokens)
-    if transformers:
-        speeds["transformers"] = transformers_speeds(model, repeats, max_tokens)
     settings = {"model": model, "rounds": repeats, "decoded tokens": max_tokens, "threads": machine.cores}
     figures = tuple(compare(speeds))
     publish(Report(bench="peers", machine=machine, settings=settings, figures=figures), as_json=json)
@@ -90,15 +85,6 @@ def measure(servers: dict[str, Complete], maker: PromptMaker, repeats: int, max_
             decode = [ask(prompt, max_tokens).decode_tokens_per_second for prompt in prompts[1:]]
             rounds[name].append(Speeds(prefill, *decode))
     return {name: _median(measured[1:]) for name, measured in rounds.items()}
-
-
-def transformers_speeds(model: str, repeats: int, max_tokens: int) -> Speeds:
-    """transformers' `generate` in a process of its own: float32, its KV cache, all cores."""
-    command = [*TRANSFORMERS_COMMAND, model, str(repeats), str(max_tokens)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StartupError(f"transformers failed: {done.stderr.strip().splitlines()[-1:]}")
-    return Speeds(**jsonlib.loads(done.stdout.splitlines()[-1]))
 
 
 def compare(speeds: dict[str, Speeds]) -> Iterator[Figure]:

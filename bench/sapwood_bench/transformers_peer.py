@@ -1,31 +1,29 @@
-"""`python -m sapwood_bench.transformers_peer MODEL ROUNDS TOKENS`: transformers' `generate` on the same weights.
+"""`python -m sapwood_bench.transformers_peer MODEL`: transformers' `generate` on the same weights.
 
-Prints JSON. A process of its own: its imports take seconds, and its memory is given back at the end. The weights are
-float32, dequantised as the server dequantises them; attention and KV cache are transformers' own defaults.
+Reads `{"prompt": ids, "max_tokens": number}` a line, and answers each with a line of `client.Timed`'s fields, until its
+input ends. A process of its own: the command's own must not import torch. The weights are float32, dequantised as the
+server dequantises them; attention and KV cache are transformers' own defaults.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from sapwood_bench.workload import PromptMaker
+from sapwood_bench.client import Timed
 from sapwood_server.errors import StartupError
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.model.config import ModelConfig
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.weights import ModelWeights, WeightPlacement, load_weights
 from sapwood_server.quoting import quote
-
-PROMPT_LENGTHS = (3019, 100, 3000)
-"""Prefill, short context, long context: as `sapwood_bench.peers` asks of the servers."""
 
 
 class ArrivalTimes(BaseStreamer):
@@ -41,21 +39,16 @@ class ArrivalTimes(BaseStreamer):
         """Nothing is left to be noted."""
 
 
-def main(model_name: str, rounds: int, max_tokens: int) -> dict[str, float]:
-    """Medians in tokens per second; a first round is dropped."""
+def answers(model_name: str, lines: Iterable[str]) -> Iterator[str]:
+    """A line for each line; the model is loaded before the first is read."""
     model = load(model_name)
-    maker = PromptMaker(model_name, seed=15)
-    measured: list[tuple[float, float, float]] = []
-    for _ in range(rounds + 1):
-        prefill, short, long = (maker.prompt(length) for length in PROMPT_LENGTHS)
-        ttft, _ = timed(model, prefill, 2)
-        measured.append((len(prefill) / ttft, timed(model, short, max_tokens)[1], timed(model, long, max_tokens)[1]))
-    medians = [statistics.median(column) for column in zip(*measured[1:], strict=True)]
-    return dict(zip(("prefill", "decode_short", "decode_long"), medians, strict=True))
+    for line in lines:
+        request = json.loads(line)
+        yield json.dumps(asdict(timed(model, request["prompt"], request["max_tokens"])))
 
 
-def timed(model: transformers.LlamaForCausalLM, prompt: Sequence[int], max_tokens: int) -> tuple[float, float]:
-    """Seconds to the first token, and tokens per second after it."""
+def timed(model: transformers.LlamaForCausalLM, prompt: Sequence[int], max_tokens: int) -> Timed:
+    """A greedy completion of exactly `max_tokens` tokens."""
     arrivals = ArrivalTimes()
     ids = torch.tensor([prompt])
     started = time.perf_counter()
@@ -68,7 +61,14 @@ def timed(model: transformers.LlamaForCausalLM, prompt: Sequence[int], max_token
         streamer=arrivals,
     )
     first, last = arrivals.seconds[1], arrivals.seconds[-1]
-    return first - started, (max_tokens - 1) / (last - first)
+    return Timed(
+        text="",
+        ttft_seconds=first - started,
+        decode_seconds=last - first,
+        prompt_tokens=len(prompt),
+        cached_tokens=0,
+        completion_tokens=max_tokens,
+    )
 
 
 def load(model_name: str) -> transformers.LlamaForCausalLM:
@@ -123,5 +123,6 @@ def state_dict(weights: ModelWeights, config: ModelConfig) -> dict[str, torch.Te
 
 
 if __name__ == "__main__":
-    name, rounds, max_tokens = sys.argv[1:]
-    sys.stdout.write(json.dumps(main(name, int(rounds), int(max_tokens))) + "\n")
+    for answer in answers(sys.argv[1], sys.stdin):
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()

@@ -16,13 +16,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from sapwood_bench.kernels.accounting import ITEM_BYTES
 from sapwood_bench.kernels.cases import AttentionCase
 from sapwood_bench.kernels.inputs import AttentionInputs, PhaseTensors
 from sapwood_bench.kernels.results import Failure
 from sapwood_bench.kernels.timing import Call, Contender
+
+try:
+    from torch.nn.attention.varlen import varlen_attn as _found
+except ImportError:  # an older torch
+    _varlen_attn: Callable[..., object] | None = None
+else:
+    _varlen_attn = _found  # its signature differs from torch to torch
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -155,7 +161,9 @@ def flex_attend(like: DensePhase) -> Attend:
 
 def missing_in_varlen() -> str:
     """Why torch's own paged attention can't take part; empty if this torch has it."""
-    parameters = inspect.signature(varlen_attn).parameters
+    if _varlen_attn is None:
+        return f"torch {torch.__version__} has no varlen_attn"
+    parameters = inspect.signature(_varlen_attn).parameters
     missing = [name for name in ("block_table", "seqused_k") if name not in parameters]
     return f"torch {torch.__version__} has no {missing[0]} in varlen_attn" if missing else ""
 
@@ -163,7 +171,9 @@ def missing_in_varlen() -> str:
 def _varlen_call(inputs: AttentionInputs) -> Call:
     # [num_pages, page_size, num_kv_heads, head_dim], views of our pages.
     key, value = inputs.kv.transpose(2, 3).unbind(1)
-    attend: Callable[..., object] = varlen_attn  # its signature differs from torch to torch
+    if _varlen_attn is None:
+        raise RuntimeError(missing_in_varlen())
+    attend = _varlen_attn
 
     def call_of(part: PhaseTensors) -> Call:
         longest = int(part.num_keys.max())
