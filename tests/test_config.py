@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
 import pytest
 
 from sapwood_server.config import ServerConfig, cublas_may_split, engine_environment, parse_bytes, triton_interprets
@@ -86,3 +91,47 @@ def test_a_deterministic_engine_finds_no_workspace_to_split_products_in(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert cublas_may_split() is not deterministic
+
+
+@pytest.mark.parametrize("name", ["LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
+def test_an_engine_keeps_few_kernels_per_shape_unless_the_user_says_how_many(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert engine_environment(ServerConfig())[name] == "64"
+    monkeypatch.setenv(name, "7")
+    assert engine_environment(ServerConfig())[name] == "7"
+
+
+_GROWTH_OF_MANY_SHAPES = """
+import torch
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+torch.set_num_threads(1)
+weights = [torch.randn(rows, 128).bfloat16() for rows in (128, 192)]
+for num_rows in (512, *range(1, 100)):
+    for weight in weights:
+        torch.nn.functional.linear(torch.zeros(num_rows, 128, dtype=torch.bfloat16), weight)
+    if num_rows == 512:
+        before = resident()
+print(resident() - before)
+"""
+
+
+def test_products_of_many_shapes_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a megabyte for each number of rows of each matrix, a thousand of them in two caches."""
+
+    def growth(environment: Mapping[str, str]) -> int:
+        command = [sys.executable, "-c", _GROWTH_OF_MANY_SHAPES]
+        done = subprocess.run(command, capture_output=True, check=True, env=dict(environment))
+        return int(done.stdout)
+
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    unbounded = growth(os.environ)
+    if unbounded < 50_000:
+        pytest.skip("this CPU's bfloat16 does not go through those caches")
+    assert growth(engine_environment(ServerConfig())) < unbounded / 2
