@@ -121,11 +121,11 @@ def bounded_row(number: int) -> ConfigRow:
 
 @pytest.mark.slow
 @pytest.mark.skipif(suite_scale() < 1, reason="compiles some ten kernels: at full scale only")
-def test_bounds_of_a_real_row(triton_cache: Path) -> None:
+def test_bounds_of_a_real_row(tmp_path: Path) -> None:
     """A row that a device runs is bounded by what ptxas gives it; the interpreter's are left alone."""
     first = next(number for number, row in enumerate(config_rows()) if row == find_row(80, AttentionPhase.PREFILL, 64))
     zero = next(number for number, row in enumerate(config_rows()) if row.arch == 0)
-    bounded, untouched = in_gate_process(bounded_row, [first, zero], triton_cache)
+    bounded, untouched = in_gate_process(bounded_row, [first, zero], tmp_path)
     assert untouched == config_rows()[zero]
     assert 32 <= bounded.config.max_registers <= 255
     assert replace(bounded.config, max_registers=1) == replace(config_rows()[first].config, max_registers=1)
