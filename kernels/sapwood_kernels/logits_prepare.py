@@ -36,39 +36,48 @@ def logits_prepare(
     Raises ValueError for what can't be, before anything is launched; values are looked at if they lie on the CPU.
     """
     _check(logits, num_tokens, bitmask, bitmask_rows)
-    num_rows, size = logits.shape
     if edits is not None:
         check_logit_edits(edits, logits, num_tokens)
-        if num_rows and edits.longest:
-            _edit_logits[(num_rows, triton.cdiv(edits.longest, _EDIT_BLOCK))](
-                logits,
-                edits.first,
-                edits.ids,
-                edits.counts,
-                edits.bias,
-                edits.penalties,
-                logits.stride(0),
-                BLOCK=_EDIT_BLOCK,
-                num_warps=4,
-                enable_fp_fusion=False,
-            )
+    if logits.shape[0] == 0:
+        return
+    if edits is not None and edits.longest:
+        _launch_edits(logits, edits)
+    if bitmask is not None or num_tokens < logits.shape[1]:
+        _launch_mask(logits, num_tokens, bitmask, bitmask_rows)
+
+
+def _launch_edits(logits: Tensor, edits: LogitEdits) -> None:
+    _edit_logits[(logits.shape[0], triton.cdiv(edits.longest, _EDIT_BLOCK))](
+        logits,
+        edits.first,
+        edits.ids,
+        edits.counts,
+        edits.bias,
+        edits.penalties,
+        logits.stride(0),
+        BLOCK=_EDIT_BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+
+
+def _launch_mask(logits: Tensor, num_tokens: int, bitmask: Tensor | None, bitmask_rows: Tensor | None) -> None:
+    num_rows, size = logits.shape
     # Without a bitmask there is only the tail to hide.
     first_block = num_tokens // _MASK_BLOCK if bitmask is None else 0
-    num_blocks = triton.cdiv(size, _MASK_BLOCK) - first_block
-    if num_rows and (bitmask is not None or num_tokens < size):
-        _mask_logits[(num_rows, num_blocks)](
-            logits,
-            bitmask,
-            bitmask_rows,
-            logits.stride(0),
-            0 if bitmask is None else bitmask.stride(0),
-            first_block,
-            num_tokens,
-            size,
-            BLOCK=_MASK_BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+    _mask_logits[(num_rows, triton.cdiv(size, _MASK_BLOCK) - first_block)](
+        logits,
+        bitmask,
+        bitmask_rows,
+        logits.stride(0),
+        0 if bitmask is None else bitmask.stride(0),
+        first_block,
+        num_tokens,
+        size,
+        BLOCK=_MASK_BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
 
 
 def _check(logits: Tensor, num_tokens: int, bitmask: Tensor | None, bitmask_rows: Tensor | None) -> None:

@@ -42,11 +42,23 @@ def rope_kv_store(
     GPU a slot in page 0, which is reserved, or outside the pool is not stored either.
     """
     num_heads = _check(qkv, cos_sin, slots, kv, head_norms)
-    num_tokens = qkv.shape[0]
-    num_pages, _, num_kv_heads, page_size, head_dim = kv.shape
-    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    if num_tokens == 0:
-        return q
+    q = torch.empty(qkv.shape[0], num_heads, kv.shape[4], dtype=qkv.dtype, device=qkv.device)
+    if qkv.shape[0]:
+        _launch(qkv, cos_sin, slots, kv, head_norms, scales, q)
+    return q
+
+
+def _launch(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    head_norms: HeadNorms | None,
+    scales: KVScales,
+    q: Tensor,
+) -> None:
+    num_tokens, num_heads, head_dim = q.shape
+    num_pages, _, num_kv_heads, page_size, _ = kv.shape
     padded_half = triton.next_power_of_2(head_dim // 2)
     block_heads = max(_BLOCK // padded_half, 1)
     _rope_kv_store[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, block_heads))](
@@ -76,7 +88,6 @@ def rope_kv_store(
         maxnreg=64,
         enable_fp_fusion=False,
     )
-    return q
 
 
 def _check(qkv: Tensor, cos_sin: Tensor, slots: Tensor, kv: Tensor, head_norms: HeadNorms | None) -> int:
