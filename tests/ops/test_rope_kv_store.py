@@ -255,7 +255,7 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
         "head_norms": None,
     }
     with pytest.raises(ValueError, match=message):
-        rope_kv_store_module.rope_kv_store(**arguments | change)  # type: ignore[arg-type]
+        rope_kv_store_module.rope_kv_store(**arguments | change)
 
 
 MUTANTS = [

@@ -74,7 +74,12 @@ def check_ties(module: ModuleType) -> None:
     logits = torch.full((8, 9000), -20.0)
     logits[:, [4095, 4096, 8191, 8999]] = 2.0
     logits[:, 7] = 1.0
-    parts = [{"temperature": 0.0}, {"top_k": 1}, {"top_k": 1, "temperature": 30.0}, {"top_p": 0.0}]
+    parts: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {"top_k": 1},
+        {"top_k": 1, "temperature": 30.0},
+        {"top_p": 0.0},
+    ]
     first = module.sample(logits[:4], joined([make_settings(1, **part) for part in parts]))
     assert first.tolist() == [4095] * 4
     settings = joined([make_settings(4, top_k=2), make_settings(2, top_k=3), make_settings(2, top_k=5, top_p=0.6)])
@@ -118,7 +123,8 @@ def check_failures(module: ModuleType) -> None:
         [0.0, 0.0, 1e4],
     ]
     wanted = [NOT_FINITE] * 3 + [NOTHING_LEFT, NOT_FINITE, 1, 2, 2]
-    for values in ({"temperature": 0.0}, {"top_k": 2, "top_p": 0.9}):
+    settings: tuple[dict[str, float], ...] = ({"temperature": 0.0}, {"top_k": 2, "top_p": 0.9})
+    for values in settings:
         with np.errstate(over="ignore"):  # -3e38 - 3e38
             assert module.sample(torch.tensor(rows), make_settings(8, **values)).tolist() == wanted
 

@@ -72,7 +72,7 @@ def kept(values: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor
     padded = torch.full((1024,), -torch.inf)
     padded[: values.numel()] = values
     keys = keys_of(padded)[: values.numel()]
-    threshold, num_ties = found.tolist()
+    threshold, num_ties = found.unbind()
     ties = keys == threshold
     return (keys > threshold) | (ties & (ties.cumsum(0) <= num_ties))
 
