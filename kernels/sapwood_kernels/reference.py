@@ -110,17 +110,17 @@ def rotate(x: Tensor, rotations: Tensor, out: Tensor) -> None:
             out[token, head] = (x[token, head].unsqueeze(1) * rotations[token]).sum(dim=0)
 
 
-def dense_decode(q: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor) -> None:
-    """One token's attention over keys and values that lie side by side: `out = softmax(q k^T * scale) v`.
+def dense_decode(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One token's attention over keys and values that lie side by side: `softmax(q k^T * scale) v`.
 
-    q and out fp32 [num_kv_heads, group, head_dim]; keys fp32 [num_kv_heads, head_dim, num_keys], transposed; values
-    fp32 [num_kv_heads, num_keys, head_dim]. Any strides but for head_dim of q, values and out, num_keys of keys.
+    q [1, num_kv_heads, group, head_dim]; keys and values [1, num_kv_heads, num_keys, head_dim], of q's dtype and of any
+    strides but for the last -> like q.
     """
-    check_shape("q", q, (values.shape[0], None, values.shape[2]))
-    check_shape("keys", keys, (values.shape[0], values.shape[2], values.shape[1]))
-    check_shape("out", out, q.shape)
-    for head in range(q.shape[0]):
-        out[head] = torch.softmax(q[head] @ keys[head] * scale, dim=-1) @ values[head]
+    check_shape("q", q, (1, values.shape[1], None, values.shape[3]))
+    check_shape("keys", keys, values.shape)
+    check_shape("values", values, (1, None, None, None))
+    weights = torch.softmax(q.float() @ keys.float().transpose(2, 3) * scale, dim=-1)
+    return (weights @ values.float()).to(q.dtype)
 
 
 def count_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from sapwood_server.model.config_json import config_from_json
@@ -28,15 +29,24 @@ def filled(dense: DenseKV, sequence_id: int, num_tokens: int) -> DenseCopy:
     return copy
 
 
-def test_keys_are_transposed_and_values_are_not() -> None:
-    copy = filled(DenseKV(CONFIG, GENEROUS, 512), 1, 20)
-    tokens = gathered(20)[:, :, :, :20]
-    assert torch.equal(copy.keys[..., :20], tokens[:, 0].transpose(2, 3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_holds_the_tokens_of_its_pages(dtype: torch.dtype) -> None:
+    copy = filled(DenseKV(CONFIG, dtype, GENEROUS, 512), 1, 20)
+    tokens = gathered(20)[:, :, :, :20].to(dtype)
+    assert copy.dtype == dtype
+    assert torch.equal(copy.keys[:, :, :20], tokens[:, 0])
     assert torch.equal(copy.values[:, :, :20], tokens[:, 1])
 
 
+def test_half_the_bytes_a_number_hold_twice_the_tokens() -> None:
+    wide, narrow = (DenseKV(CONFIG, dtype, 200 * BYTES_PER_TOKEN, 512) for dtype in (torch.float32, torch.bfloat16))
+    assert wide.create(1, 100) is None
+    assert narrow.create(1, 100) is not None
+    assert narrow.num_bytes <= 200 * BYTES_PER_TOKEN
+
+
 def test_a_copy_is_found_only_at_its_own_length() -> None:
-    dense = DenseKV(CONFIG, GENEROUS, 512)
+    dense = DenseKV(CONFIG, torch.float32, GENEROUS, 512)
     copy = filled(dense, 1, 20)
     assert dense.get(1, 20) is copy
     assert dense.get(2, 20) is None
@@ -46,7 +56,7 @@ def test_a_copy_is_found_only_at_its_own_length() -> None:
 
 
 def test_a_full_copy_moves_to_a_larger_one() -> None:
-    dense = DenseKV(CONFIG, GENEROUS, 512)
+    dense = DenseKV(CONFIG, torch.float32, GENEROUS, 512)
     copy = filled(dense, 1, 20)
     copy.num_tokens = copy.capacity
     copy.keys.normal_()
@@ -55,15 +65,15 @@ def test_a_full_copy_moves_to_a_larger_one() -> None:
     assert larger is not None
     assert larger.capacity > copy.capacity
     assert larger.num_tokens == copy.capacity
-    assert torch.equal(larger.keys[..., : copy.capacity], copy.keys)
+    assert torch.equal(larger.keys[:, :, : copy.capacity], copy.keys)
     assert torch.equal(larger.values[:, :, : copy.capacity], copy.values)
     assert dense.num_bytes == larger.capacity * BYTES_PER_TOKEN
 
 
 def test_the_budget_holds_and_comes_back() -> None:
     """Two copies fit; a third does not until one is released; growth beyond the budget gives the copy up."""
-    one = filled(DenseKV(CONFIG, GENEROUS, 512), 1, 20).capacity * BYTES_PER_TOKEN
-    dense = DenseKV(CONFIG, 2 * one, 512)
+    one = filled(DenseKV(CONFIG, torch.float32, GENEROUS, 512), 1, 20).capacity * BYTES_PER_TOKEN
+    dense = DenseKV(CONFIG, torch.float32, 2 * one, 512)
     first = filled(dense, 1, 20)
     filled(dense, 2, 20)
     assert dense.num_bytes == 2 * one
@@ -77,10 +87,10 @@ def test_the_budget_holds_and_comes_back() -> None:
 
 
 def test_a_copy_never_has_much_more_room_than_the_context() -> None:
-    copy = DenseKV(CONFIG, GENEROUS, 100).create(1, 90)
+    copy = DenseKV(CONFIG, torch.float32, GENEROUS, 100).create(1, 90)
     assert copy is not None
     assert 100 <= copy.capacity <= 144
 
 
 def test_no_budget_no_copy() -> None:
-    assert DenseKV(CONFIG, 0, 512).create(1, 1) is None
+    assert DenseKV(CONFIG, torch.float32, 0, 512).create(1, 1) is None

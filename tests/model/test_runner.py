@@ -12,7 +12,7 @@ from sapwood_server.values.plan import PageCopy, Phase, RowPlan, SampleSpec, Ste
 from sapwood_server.values.sampling import SamplingParams
 from support.draws import ids_of, made
 from support.stepping import Driver, make_config, make_runner, sample_spec
-from support.tiny_models import make_tiny_model
+from support.tiny_models import PADDING_IDS, make_tiny_model
 from support.tiny_oracle import oracle_logits
 
 PROMPT = [5, 90, 33, 7, 200, 41, 41, 12, 99, 150, 3, 77, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -55,6 +55,7 @@ def test_samples_come_back_in_the_plans_order(runner: ModelRunner) -> None:
 
 
 def test_a_forced_id_keeps_the_models_logprob(runner: ModelRunner) -> None:
+    """Over the ids that could be drawn: the vocabulary's padding is none."""
     driver = Driver(runner)
     sequence = driver.sequence()
     spec = SampleSpec(
@@ -67,7 +68,8 @@ def test_a_forced_id_keeps_the_models_logprob(runner: ModelRunner) -> None:
     )
     (draws,) = runner.execute(driver.plan([sequence.row(PROMPT, Phase.PREFILL, (spec,))])).samples
     (sampled,) = made(draws)
-    wanted = torch.log_softmax(driver.teacher_forced(PROMPT, 64)[-1], dim=-1)[77]
+    real = driver.teacher_forced(PROMPT, 64)[-1][:-PADDING_IDS]
+    wanted = torch.log_softmax(real, dim=-1)[77]
     assert sampled.token_id == 77
     assert sampled.logprob is not None
     assert abs(sampled.logprob.logprob - float(wanted)) < 1e-4

@@ -125,15 +125,15 @@ def test_scales_of_8_bits_are_refused_when_storing_too() -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("num_keys", [1, 2, 63, 300])
-def test_dense_decode(heads: tuple[int, int, int], num_keys: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dense_decode(heads: tuple[int, int, int], num_keys: int, dtype: torch.dtype) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    q = random_tensor(num_kv_heads, num_heads // num_kv_heads, head_dim)
-    keys = random_tensor(num_kv_heads, head_dim, 320, seed=1)[..., :num_keys]
-    values = random_tensor(num_kv_heads, 320, head_dim, seed=2)[:, :num_keys]
-    mine, theirs = torch.empty_like(q), torch.empty_like(q)
-    cpu.dense_decode(q, keys, values, 0.3, mine)
-    reference.dense_decode(q, keys, values, 0.3, theirs)
-    assert_close(mine, theirs, factor=8)
+    q = random_tensor(1, num_kv_heads, num_heads // num_kv_heads, head_dim).to(dtype)
+    keys, values = (
+        random_tensor(1, num_kv_heads, 320, head_dim, seed=seed).to(dtype)[:, :, :num_keys] for seed in (1, 2)
+    )
+    mine = cpu.dense_decode(q, keys, values, 0.3)
+    assert_close(mine, reference.dense_decode(q, keys, values, 0.3), factor=8)
 
 
 @pytest.mark.parametrize("ops", [cpu, reference])

@@ -132,24 +132,24 @@ class DenseRows:
         num_rotating = shape.num_heads + shape.num_kv_heads
         heads = torch.empty(num_layers, num_rows, num_rotating + shape.num_kv_heads, shape.head_dim)
         turned = torch.empty(num_layers, num_rows, num_rotating, shape.head_dim)
+        queries = torch.empty(num_layers, num_rows, shape.num_heads, shape.head_dim, dtype=copies[0].dtype)
         self._new_keys = turned[:, :, shape.num_heads :]
         self._new_values = heads[:, :, num_rotating:]
         self._heads = heads.flatten(2).unbind()
         self._rotating = heads[:, :, :num_rotating].unbind()
         self._turned = turned.unbind()
-        out = torch.empty(num_rows, shape.num_heads, shape.head_dim)
-        grouped = (num_rows, shape.num_kv_heads, -1, shape.head_dim)
-        self._out = out.flatten(1)
+        self._turned_queries = turned[:, :, : shape.num_heads].unbind()
+        self._queries = queries.unbind()
+        grouped = (num_layers, 1, shape.num_kv_heads, -1, shape.head_dim)
         self._rows = tuple(
             _DenseRow(
-                queries=turned[:, row, : shape.num_heads].view(num_layers, *grouped[1:]).unbind(),
+                queries=queries[:, row].view(grouped).unbind(),
                 new_keys=self._new_keys[:, row].unbind(),
                 new_values=self._new_values[:, row].unbind(),
-                key_slots=copy.keys[..., copy.num_tokens].unbind(),
-                value_slots=copy.values[..., copy.num_tokens, :].unbind(),
-                keys=copy.keys[..., : copy.num_tokens + 1].unbind(),
-                values=copy.values[..., : copy.num_tokens + 1, :].unbind(),
-                out=out.view(grouped)[row],
+                key_slots=copy.keys[:, :, copy.num_tokens].unbind(),
+                value_slots=copy.values[:, :, copy.num_tokens].unbind(),
+                keys=copy.keys[:, None, :, : copy.num_tokens + 1].unbind(),
+                values=copy.values[:, None, :, : copy.num_tokens + 1].unbind(),
             )
             for row, copy in enumerate(copies)
         )
@@ -162,11 +162,14 @@ class DenseRows:
         if norms is not None:
             ops.norm_heads(self._rotating[layer], shape.num_heads, norms)
         ops.rotate(self._rotating[layer], self._rotations, self._turned[layer])
+        self._queries[layer].copy_(self._turned_queries[layer])
+        out = []
         for row in self._rows:
             row.key_slots[layer].copy_(row.new_keys[layer])
             row.value_slots[layer].copy_(row.new_values[layer])
-            ops.dense_decode(row.queries[layer], row.keys[layer], row.values[layer], shape.rule.scale, row.out)
-        return torch.empty_like(self._out, dtype=qkv.dtype).copy_(self._out)
+            attended = ops.dense_decode(row.queries[layer], row.keys[layer], row.values[layer], shape.rule.scale)
+            out.append(attended.view(1, -1))
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def finish(self, kv: PagedKV, slots: Tensor) -> None:
         """After the last layer: the new tokens go to pages as well."""
@@ -180,15 +183,12 @@ class _DenseRow:
     """Views of one row, one per layer: the new token's heads, where they go, what they attend to."""
 
     queries: Sequence[Tensor]
-    """[num_kv_heads, group, head_dim]."""
+    """[1, num_kv_heads, group, head_dim]."""
     new_keys: Sequence[Tensor]
     """[num_kv_heads, head_dim], and so are values and slots."""
     new_values: Sequence[Tensor]
     key_slots: Sequence[Tensor]
     value_slots: Sequence[Tensor]
     keys: Sequence[Tensor]
-    """[num_kv_heads, head_dim, num_keys]."""
+    """[1, num_kv_heads, num_keys, head_dim], and so are values."""
     values: Sequence[Tensor]
-    """[num_kv_heads, num_keys, head_dim]."""
-    out: Tensor
-    """[num_kv_heads, group, head_dim], shared by all layers."""

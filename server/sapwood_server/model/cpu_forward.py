@@ -30,7 +30,7 @@ class CpuForward:
         self._decoder = Decoder(config, model.weights, ops, model.forms)
         self._kv = PagedKV(config, kv_plan.num_pages, kv_plan.page_size, model.dtype)
         self._tables = BlockTables(kv_plan.page_size)
-        self._dense_kv = DenseKV(config, kv_plan.dense_bytes, max_model_len)
+        self._dense_kv = DenseKV(config, model.dtype, kv_plan.dense_bytes, max_model_len)
         self._cos_sin = rotary_table(config, min(max_model_len, kv_plan.num_tokens))
 
     def place(self, plan: StepPlan) -> list[PlacedRow]:
