@@ -1,8 +1,8 @@
 """Tile sizes of the attention kernels, looked up by what a kernel is compiled for. Nothing is tuned at run time.
 
 The table is `attention_configs.json` beside this file. A row holds for every combination of the head dims, groups and
-dtypes it names, and says where its tiles were measured or that they are a guess. `max_registers` is what the compile
-gate saw (`sapwood_kernels.gate`), which needs no device.
+dtypes it names, and says where its tiles were measured or that they are a guess. That a row compiles, without spills
+within its registers, is what the compile gate checks (`sapwood_kernels.gate`), which needs no device.
 
 A batch's size and its lengths are no part of a key: a config decides the order of sums, so the bits of a row's answer.
 """
@@ -61,13 +61,15 @@ class AttentionConfig:
     num_warps: int
     num_stages: int
     max_registers: int
-    """Per thread, as the compile gate has seen it; the gate fails above it."""
+    """Per thread, an order to the compiler, which spills what doesn't fit; the compile gate fails if anything does. The
+    most that leave a multiprocessor room for some number of programs: with 4 warps 128 for four, 168 for three, 255 for
+    two; with 8 warps 128 for two, 255 for one."""
     split_size: int = 0
     """Decode: keys of a split, a multiple of `block_n` and of every page size. 0 for prefill."""
     row_blocks: int = 1
     """Decode: row blocks of `block_m` rows that a wide item carries over one loaded tile. 1: there is no wide form."""
     max_wide_registers: int = 0
-    """The bound of the wide form; 0 where there is none."""
+    """The same of the wide form; 0 where there is none."""
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "num_warps"):

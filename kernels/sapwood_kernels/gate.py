@@ -24,6 +24,9 @@ from sapwood_kernels.ptx import Loop, count_instructions, exponential_loops, glo
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 87: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that a block may have, by compute capability (CUDA programming guide, "Technical Specifications")."""
 
+MULTIPROCESSOR_SHARED_BYTES = {80: 164 * 1024, 86: 100 * 1024, 89: 100 * 1024, 90: 228 * 1024}
+"""What all blocks on a multiprocessor share, of which each takes 1 KiB besides its own (same source)."""
+
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -77,6 +80,11 @@ def violations(kernel: CompiledKernel, max_registers: int, may_spill: bool = Fal
     if kernel.shared_bytes > SHARED_BYTES[kernel.arch]:
         found.append(f"has {kernel.shared_bytes} bytes of shared memory; {kernel.arch} has {SHARED_BYTES[kernel.arch]}")
     return found
+
+
+def resident_programs(kernel: CompiledKernel) -> int:
+    """Programs that a multiprocessor's shared memory holds at once."""
+    return MULTIPROCESSOR_SHARED_BYTES[kernel.arch] // (kernel.shared_bytes + 1024)
 
 
 class _CompileOnly(DriverBase):  # type: ignore[misc]

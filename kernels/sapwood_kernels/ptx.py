@@ -23,7 +23,8 @@ _EXPONENTIAL = "ex2.approx"
 # other lanes: it ends a formula, like a load or a matrix product.
 _ARITHMETIC = ("add", "sub", "mul", "fma", "div", "rcp", "neg", "ex2", "tanh")
 _FLOAT = re.compile(r"\.(?:f16|f16x2|bf16|bf16x2|f32|f32x2|f64)$")
-# Deep enough for a softcap between the product and the exponential; a bound, as sums over a tile go far deeper.
+# Operations that are followed: enough for a softcap between product and exponential. A bound, as a float32 product is a
+# chain of as many as the head has dimensions.
 _MAX_DEPTH = 16
 
 
@@ -132,12 +133,10 @@ def _formula(operand: str, definitions: Mapping[str, list[_Instruction]], depth:
     kind = instruction.opcode.partition(".")[0]
     sources = instruction.operands[1:]
     if kind == "mov" and len(sources) == 1 and not sources[0].startswith("{"):
-        return _formula(sources[0], definitions, depth - 1)
+        return _formula(sources[0], definitions, depth)
     if kind == "selp":
         chosen = [source for source in sources[:2] if source.startswith("%")]
-        formulas = [
-            formula for source in chosen if not _is_constant(formula := _formula(source, definitions, depth - 1))
-        ]
+        formulas = [formula for source in chosen if not _is_constant(formula := _formula(source, definitions, depth))]
         return formulas[0] if len(formulas) == 1 else "x"
     if _is_arithmetic(instruction):
         return f"{instruction.opcode}({', '.join(_formula(source, definitions, depth - 1) for source in sources)})"

@@ -69,6 +69,15 @@ def test_prefill_tiles_follow_the_head_dim_and_the_dtype() -> None:
             assert block_m == (128 if key.head_dim <= 128 else 64)
 
 
+def test_register_bounds_are_what_a_number_of_programs_leaves_each() -> None:
+    """65,536 to a multiprocessor, given to a warp by 8 for each thread; 255 is the most that a thread can have."""
+    for key in ALL_KEYS:
+        config = attention_config(key)
+        share = 65536 // (config.num_warps * 32)
+        steps = {min(255, share // programs // 8 * 8) for programs in range(1, 17)}
+        assert {config.max_registers, config.max_wide_registers} - {0} <= steps
+
+
 def test_decode_tiles_are_too_small_for_other_matrix_instructions() -> None:
     """From 64 rows on, Hopper multiplies by wgmma, whose sums have another order than mma.sync's."""
     assert {attention_config(key).block_m for key in ALL_KEYS if key.phase is DECODE} == {16, 32}
