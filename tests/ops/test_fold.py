@@ -15,6 +15,7 @@ from sapwood_kernels import fold as fold_module
 from sapwood_kernels.fold import LOG2_E, finite, fold, log2_scores, online_softmax
 from support.mutants import Mutant, survivors
 from support.ops import random_tensor
+from support.scale import scaled
 
 ROWS, KEYS, DIMS = 4, 16, 8
 
@@ -204,4 +205,4 @@ def checks(module: ModuleType) -> None:
 
 
 def test_the_checks_notice_a_broken_softmax() -> None:
-    assert survivors(MUTANTS, checks) == []
+    assert survivors(MUTANTS[: scaled(len(MUTANTS), 3)], checks) == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 
-from sapwood_kernels import reference_logits
+from sapwood_kernels import logits_prepare, reference_logits, sample
 from sapwood_kernels.sample import SamplingTensors
 
 
@@ -20,6 +22,11 @@ def filters(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p:
         choice=torch.zeros(1, dtype=torch.int32),
         position=torch.zeros(1, dtype=torch.int32),
     )
+
+
+def test_kernels_and_formulas_have_one_signature() -> None:
+    assert inspect.signature(reference_logits.sample) == inspect.signature(sample.sample)
+    assert inspect.signature(reference_logits.logits_prepare) == inspect.signature(logits_prepare.logits_prepare)
 
 
 @pytest.mark.parametrize(
