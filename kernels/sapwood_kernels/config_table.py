@@ -70,13 +70,16 @@ class AttentionConfig:
     """Decode: row blocks of `block_m` rows that a wide item carries over one loaded tile. 1: there is no wide form."""
     max_wide_registers: int = 0
     """The same of the wide form; 0 where there is none."""
+    min_group_rows: int = 2
+    """Decode: how many rows that share a split's pages share an item. 2 is a guess still to be measured, see
+    `decode_work`."""
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "num_warps"):
             value, least = getattr(self, name), 1 if name == "num_warps" else 16
             if value < least or value & (value - 1):
                 raise ValueError(f"{name} is {value}; accepted: a power of two from {least}")
-        for name in ("num_stages", "row_blocks"):
+        for name in ("num_stages", "row_blocks", "min_group_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; accepted: 1 or more")
         for name, least in (("max_registers", 1), ("max_wide_registers", 0)):

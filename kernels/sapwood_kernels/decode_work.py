@@ -4,11 +4,11 @@ An item is one split of keys and the rows that attend to it. Splits have a fixed
 partial has the same bits whoever computes it. Rows whose pages of a split are the same share an item, and its keys are
 read once; that is decided split by split, so several groups, and groups within groups, come about by themselves.
 
-When grouping pays: always, from two rows on. A row leaves one partial a split and head whether grouped or not, so a
-group of n rows spares the reading of `(n - 1) * keys * 2 * head_dim` elements and writes nothing more. Up to
-`rows_per_block` rows also cost a program no step more than one, since the matrix unit has room for them anyway. What
-it costs is programs: fewer are left to fill the device with, which matters only where those of one split a row would
-not fill it either. A guess still to be measured.
+When grouping pays: from `min_group_rows` of the config on, which is 2. A row leaves one partial a split and head
+whether grouped or not, so a group of n rows spares the reading of `(n - 1) * keys * 2 * head_dim` elements and writes
+nothing more. Up to `rows_per_block` rows also cost a program no step more than one, since the matrix unit has room for
+them anyway. What it costs is programs: fewer are left to fill the device with, which matters only where those of one
+split a row would not fill it either. A guess still to be measured.
 
 Rows beyond one row block make a *wide* item, which carries several row blocks over one loaded tile: wherever at least
 two would have work. What is left of a group, one row block or less, is an ordinary item.
@@ -137,7 +137,7 @@ def build_decode_work(
     if len(splits.row) > layout.capacity:
         raise ValueError(f"the rows have {len(splits.row)} splits in all; accepted: up to capacity, {layout.capacity}")
     pages = visible_pages(block_tables, num_keys, splits, layout)
-    groups = group_splits(pages, splits) if group else lone_splits(splits)
+    groups = group_splits(pages, splits, layout.config.min_group_rows) if group else lone_splits(splits)
     runs = _ordered_runs(splits, groups)
     # The rows, run by run in the order of the runs.
     places = np.repeat(runs.start - runs.row_start, runs.num_rows) + np.arange(len(groups.order))

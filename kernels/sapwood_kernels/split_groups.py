@@ -79,8 +79,9 @@ def visible_pages(block_tables: IntArray, num_keys: IntArray, splits: RowSplits,
     return pages
 
 
-def group_splits(pages: IntArray, splits: RowSplits) -> SplitGroups:
-    """Pairs of the same split and the same `pages`, [num_pairs, pages_per_split], make a group."""
+def group_splits(pages: IntArray, splits: RowSplits, min_rows: int) -> SplitGroups:
+    """Pairs of the same split and the same `pages`, [num_pairs, pages_per_split], make a group if there are at least
+    `min_rows` of them; others stay by themselves."""
     powers = np.array([pow(_HASH_BASE, power, 2**64) for power in range(1, pages.shape[1] + 1)], dtype=np.uint64)
     hashes = pages.astype(np.uint64) @ powers
     # The pair's own place in the lowest bits: so sorting values, which is fastest, also gives the order.
@@ -90,8 +91,11 @@ def group_splits(pages: IntArray, splits: RowSplits) -> SplitGroups:
     same = (splits.split[order[1:]] == splits.split[order[:-1]]) & (hashes[1:] ^ hashes[:-1] <= low)
     alike = np.flatnonzero(same)
     same[alike] = (pages[order[alike + 1]] == pages[order[alike]]).all(axis=1)
-    starts = np.flatnonzero(np.concatenate((np.ones(min(len(order), 1), dtype=np.bool_), ~same)))
-    return SplitGroups(order=order, starts=starts)
+    is_start = np.concatenate((np.ones(min(len(order), 1), dtype=np.bool_), ~same))
+    if min_rows > 2:
+        counts = np.diff(np.flatnonzero(is_start), append=len(order))
+        is_start |= np.repeat(counts < min_rows, counts)
+    return SplitGroups(order=order, starts=np.flatnonzero(is_start))
 
 
 def lone_splits(splits: RowSplits) -> SplitGroups:

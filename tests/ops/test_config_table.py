@@ -146,6 +146,7 @@ def broken(**changes: object) -> str:
             "split_size is 16; accepted: 0 for prefill, else a multiple of (16, 32, 64)",
         ),
         (broken(row_blocks=0), "row_blocks is 0; accepted: 1 or more"),
+        (broken(min_group_rows=0), "min_group_rows is 0; accepted: 1 or more"),
         (broken(row_blocks=1, max_wide_registers=200), "accepted: a bound for a wide form, and none without one"),
         (broken(row_blocks=2, max_wide_registers=0), "accepted: a bound for a wide form, and none without one"),
         (broken(max_wide_registers=-1), "max_wide_registers is -1; accepted: 0 to 255"),

@@ -79,6 +79,9 @@ def plain_lists(tables: IntArray, num_keys: IntArray, layout: DecodeLayout, grou
             begin, end = max(first_key, split * size) // layout.page_size, min(keys, (split + 1) * size)
             pages = tables[row, begin : -(-end // layout.page_size)].tolist()
             groups.setdefault((split, begin, *pages, *(() if group else (row,))), []).append(row)
+    for key in [key for key, members in groups.items() if len(members) < layout.config.min_group_rows]:
+        for row in groups.pop(key):
+            groups[*key, -1 - row] = [row]
 
     def keys_of(entry: tuple[tuple[int, ...], list[int]]) -> int:
         (split, *_), rows = entry
@@ -145,15 +148,22 @@ def test_items_are_exactly_these() -> None:
     page_size=st.sampled_from((16, 32, 64)),
     window=st.sampled_from((None, None, 1, 16, 50, 64, 200)),
     row_blocks=st.sampled_from((1, 2, 4)),
-    group=st.booleans(),
-    wide=st.booleans(),
+    min_rows=st.sampled_from((2, 2, 3, 4, 7)),
+    way=st.sampled_from(((True, True), (True, False), (False, True))),
 )
 def test_the_lists_are_those_of_the_plain_builder(
-    seed: int, num_rows: int, heads: int, page_size: int, window: int | None, row_blocks: int, group: bool, wide: bool
+    seed: int,
+    num_rows: int,
+    heads: int,
+    page_size: int,
+    window: int | None,
+    row_blocks: int,
+    min_rows: int,
+    way: tuple[bool, bool],
 ) -> None:
-    config = DecodeRun(row_blocks=row_blocks).config
+    config = replace(DecodeRun(row_blocks=row_blocks).config, min_group_rows=min_rows)
     layout = replace(LAYOUT, config=config, group=heads, page_size=page_size, window=window)
-    check_against_plain(seed, num_rows, layout, group, wide)
+    check_against_plain(seed, num_rows, layout, *way)
 
 
 def test_a_collision_of_hashes_groups_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +290,7 @@ def checks(module: ModuleType) -> None:
         check_against_plain(seed, 20, LAYOUT, wide=False)
         check_against_plain(seed, 20, LAYOUT, group=False)
         check_against_plain(seed, 20, replace(LAYOUT, config=DecodeRun(row_blocks=4).config))
+        check_against_plain(seed, 20, replace(LAYOUT, config=replace(LAYOUT.config, min_group_rows=4)))
 
 
 WORK, GROUPS = "sapwood_kernels.decode_work", "sapwood_kernels.split_groups"
@@ -298,6 +309,7 @@ MUTANTS = [
     Mutant(GROUPS, "np.arange(size) >= (first_page", "np.arange(size) > (first_page"),
     Mutant(GROUPS, "pages = np.where(seen,", "pages = np.where(seen | True,"),
     Mutant(GROUPS, "same[alike] = (pages[order[alike + 1]] == pages[order[alike]]).all(axis=1)", "same[alike] = False"),
+    Mutant(GROUPS, "counts < min_rows", "counts <= min_rows"),
     Mutant(GROUPS, "same = (splits.split[order[1:]] == splits.split[order[:-1]]) &", "same ="),
 ]  # fmt: skip
 
