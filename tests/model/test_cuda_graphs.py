@@ -22,6 +22,12 @@ def test_buckets(max_rows: int, buckets: tuple[int, ...]) -> None:
     assert decode_buckets(max_rows) == buckets
 
 
+def test_the_largest_batches_run_without_a_graph() -> None:
+    buckets = decode_buckets(4096)
+    assert buckets == decode_buckets(512)
+    assert buckets[-1] == 512
+
+
 class Recorder:
     """Runs that note their batch, and a capture that repeats them."""
 

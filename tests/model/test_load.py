@@ -49,6 +49,11 @@ def test_a_runner_says_what_was_decided(folder: Path) -> None:
     assert all(0 <= fraction <= 1 for _, fraction in stages)
 
 
+def test_no_more_sequences_are_planned_for_than_a_step_has_tokens(folder: Path) -> None:
+    config = ServerConfig(model=str(folder), max_num_seqs=64, max_batched_tokens=8, kv_memory="1MiB")
+    assert plan_load(config).max_num_seqs == 8
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_deterministic_plans(folder: Path, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
     """One form of weights for every number of rows, no copies to decode from, and it is said."""

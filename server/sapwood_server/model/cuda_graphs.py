@@ -14,10 +14,14 @@ _BUCKET_STEP = 8
 _WIDE_FROM = 64
 _WIDE_BUCKET_STEP = 32
 """Above 64 rows a row more costs little, and each graph takes time to capture: a guess, to be measured."""
+_MOST_ROWS = 512
+"""Batches above it run kernel by kernel: their kernels take longer than their launches. A guess, to be measured."""
 
 
 def decode_buckets(max_rows: int) -> tuple[int, ...]:
-    """Batch sizes to capture, ascending: 1, 2, 4, multiples of 8 up to 64, multiples of 32, and `max_rows` itself."""
+    """Batch sizes to capture, ascending: 1, 2, 4, multiples of 8 up to 64, multiples of 32, and `max_rows` itself, or
+    512 if that is less."""
+    max_rows = min(max_rows, _MOST_ROWS)
     narrow = range(_BUCKET_STEP, min(max_rows, _WIDE_FROM) + 1, _BUCKET_STEP)
     wide = range(_WIDE_FROM + _WIDE_BUCKET_STEP, max_rows + 1, _WIDE_BUCKET_STEP)
     return tuple(sorted({size for size in (*_SMALL_BUCKETS, *narrow, *wide, max_rows) if size <= max_rows}))

@@ -92,11 +92,12 @@ def plan_load(config: ServerConfig) -> LoadPlan:
     model.check_context(max_model_len)
     dtype = choose_dtype(config.dtype, device.kind)
     max_batched_tokens = config.max_batched_tokens or default_max_batched_tokens(model, device.kind)
+    max_num_seqs = min(config.max_num_seqs, max_batched_tokens)  # each that runs takes a token of every step
     kernels = None if device.kind is DeviceKind.CPU else find_kernel_configs(model, dtype.dtype, device)
     if device.kind is DeviceKind.CUDA and kernels is not None:
         sizes = StepSizes(
             num_tokens=max_batched_tokens,
-            num_sequences=config.max_num_seqs,
+            num_sequences=max_num_seqs,
             max_model_len=max_model_len,
             split_size=kernels.decode.split_size,
         )
@@ -115,7 +116,7 @@ def plan_load(config: ServerConfig) -> LoadPlan:
         deterministic=config.deterministic,
         max_model_len=max_model_len,
         max_batched_tokens=max_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         kv=kv if decodes_from_copies else replace(kv, dense_bytes=0),
         weights=weights,
     )
