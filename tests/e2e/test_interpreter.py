@@ -10,7 +10,7 @@ import pytest
 
 from sapwood_bench.server_process import sapwood_server
 from sapwood_server.values.demo import DEMO_MODEL
-from support.device_runners import make_device_model
+from support.device_runners import FEW_HEADS, make_device_model
 from support.scale import suite_scale
 
 FLAGS = ("--dtype", "float32", "--max-batched-tokens", "16", "--max-num-seqs", "4", "--served-model-name", "m")
@@ -36,8 +36,8 @@ def served(model: str, device: str, bodies: list[dict[str, Any]]) -> list[list[l
 
 
 def test_a_tiny_model_cold_warm_and_with_choices(tmp_path: Path) -> None:
-    model = str(make_device_model(tmp_path / "tiny"))
-    bodies: list[dict[str, Any]] = [{"max_tokens": 4}, {"max_tokens": 4}, {"max_tokens": 3, "n": 2}]
+    model = str(make_device_model(tmp_path / "tiny", overrides=FEW_HEADS))
+    bodies: list[dict[str, Any]] = [{"max_tokens": 3}, {"max_tokens": 3}, {"max_tokens": 3, "n": 2}]
     found = served(model, "interpreter", bodies)
     assert found == served(model, "cpu", bodies)
     assert found[0] == found[1], "cold and warm"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, StepPlan
-from support.device_runners import make_device_model, make_device_runner
+from support.device_runners import FEW_HEADS, make_device_model, make_device_runner
 from support.scale import scaled, suite_scale
 from support.stepping import DrivenSequence, Driver, make_config, make_runner
 from support.tiny_oracle import oracle_logits
@@ -36,9 +36,7 @@ class DeviceCase(NamedTuple):
 
 @pytest.fixture(name="folder", scope="module")
 def folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads over one key-value head: the interpreter takes a second for ten of them."""
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    return make_device_model(tmp_path_factory.mktemp("device") / "model", overrides=heads)
+    return make_device_model(tmp_path_factory.mktemp("device") / "model", overrides=FEW_HEADS)
 
 
 @pytest.fixture(name="case", scope="module", params=MODELS)

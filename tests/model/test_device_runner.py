@@ -24,7 +24,7 @@ from sapwood_server.values.events import FinalEvent
 from sapwood_server.values.plan import FailedDraw, PageCopy, Phase, SampleSpec, StepPlan
 from sapwood_server.values.request import Request
 from sapwood_server.values.sampling import SamplingParams
-from support.device_runners import device_config, make_device_model, make_device_runner
+from support.device_runners import FEW_HEADS, device_config, make_device_model, make_device_runner
 from support.draws import ids_of, made
 from support.stepping import Driver, make_config, make_runner, sample_spec
 
@@ -34,8 +34,7 @@ INTERPRETER = DeviceChoice(kind=DeviceKind.INTERPRETER, detail="", reason="")
 
 @pytest.fixture(name="folder", scope="module")
 def folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    return make_device_model(tmp_path_factory.mktemp("runner") / "model", overrides=heads)
+    return make_device_model(tmp_path_factory.mktemp("runner") / "model", overrides=FEW_HEADS)
 
 
 @pytest.fixture(name="expected", scope="module")
@@ -141,8 +140,7 @@ def served(
 
 def test_preempted_requests_answer_as_they_do_alone(tmp_path: Path) -> None:
     """Two requests of three pages in a pool of four: the scheduler's own plans, deterministic, with graphs."""
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
-    folder = make_device_model(tmp_path / "model", overrides=heads)
+    folder = make_device_model(tmp_path / "model", overrides={**FEW_HEADS, "num_hidden_layers": 1})
     prompts = [[30 + i, *PROMPT[:14]] for i in range(2)]
     runner = make_device_runner(folder, graphs=True, deterministic=True, max_num_seqs=2)
     runner.capture_graphs()

@@ -18,6 +18,8 @@ from support.tiny_models import make_tiny_model
 
 HEAD_DIM = 64
 """The smallest that kernels were made for."""
+FEW_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""For models whose heads are not what is tested: the interpreter takes longer for more of them."""
 
 
 def make_device_model(path: Path, architecture: str = "llama", overrides: Mapping[str, Any] | None = None) -> Path:

@@ -30,7 +30,7 @@ class _OwnLogprobs:
 
     rows: list[int]
     values: Tensor
-    """fp32 [len(rows), vocab_size]."""
+    """fp32 [len(rows), num_tokens]."""
 
 
 class DeviceSampler:
@@ -152,25 +152,28 @@ class DeviceSampler:
         return tuple(column[:num_rows] for column in stage_new(values, self._device).unbind())
 
     def _own_logprobs(self, logits: Tensor, specs: Sequence[SampleSpec]) -> _OwnLogprobs | None:
-        """Before logits are changed. Over the whole vocabulary, padding included."""
+        """Before logits are changed. Padding of the vocabulary has no part in it."""
         rows = [row for row, spec in enumerate(specs) if spec.sampling.top_logprobs is not None]
         if not rows:
             return None
-        return _OwnLogprobs(rows, logits.index_select(0, self._index(rows)).log_softmax(-1))
+        asked = logits[:, : self._num_tokens].index_select(0, self._index(rows))
+        return _OwnLogprobs(rows, asked.log_softmax(-1))
 
     def _chosen_and_top(
         self, own: _OwnLogprobs, drawn: Tensor, specs: Sequence[SampleSpec]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the chosen token, fp32 [n]; of the most likely ones, best first, the smaller id first among equals: fp32
-        and int64 [n, most that a row asks for]. Padding is no alternative."""
+        and int64 [n, most that a row asks for]. An id of the padding, which can only be forced, has minus infinity."""
         asking = [specs[row] for row in own.rows]
         forced = self._index([_NOT_FORCED if spec.forced is None else spec.forced for spec in asking])
-        free = drawn.index_select(0, self._index(own.rows)).clamp(min=0)  # a failed draw has no log-probability
-        chosen = torch.where(forced == _NOT_FORCED, free, forced)
+        chosen = torch.where(forced == _NOT_FORCED, drawn.index_select(0, self._index(own.rows)), forced)
+        last = self._num_tokens - 1  # (a failed draw, which is negative, has no log-probability to look up)
+        logprobs = own.values.gather(1, chosen.clamp(0, last)[:, None])[:, 0]
+        logprobs = torch.where(chosen > last, -torch.inf, logprobs)
         most = min(max(spec.sampling.top_logprobs or 0 for spec in asking), self._num_tokens)
         # A whole sort, for topk takes any of equal ones.
-        values, ids = torch.sort(own.values[:, : self._num_tokens], dim=-1, descending=True, stable=True)
-        return own.values.gather(1, chosen[:, None])[:, 0], values[:, :most], ids[:, :most]
+        values, ids = torch.sort(own.values, dim=-1, descending=True, stable=True)
+        return logprobs, values[:, :most], ids[:, :most]
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return stage_new(np.array(rows, dtype=np.int64), self._device)
