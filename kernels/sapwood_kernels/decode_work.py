@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sapwood_kernels.attention_check import check_device
 from sapwood_kernels.check import check_dtype, check_shape
 from sapwood_kernels.decode_layout import DecodeGrid, DecodeLayout
 from sapwood_kernels.split_groups import (
@@ -163,12 +164,12 @@ def check_work(work: DecodeWork, q: Tensor, kv: Tensor, batch: PagedBatch, rule:
             f"q has {q.shape[1]} heads and kv the shape {list(kv.shape)}; accepted by this work: groups of "
             f"{layout.group} heads, {layout.num_pages} pages of {layout.page_size}"
         )
-    check_lists(work, num_rows, rule)
+    check_lists(work, num_rows, rule, q.device)
 
 
-def check_lists(work: DecodeWork, num_rows: int, rule: AttentionRule) -> None:
-    """The lists have room for `num_rows` and no split is missing that the rule's window leaves. Raises ValueError that
-    names the list."""
+def check_lists(work: DecodeWork, num_rows: int, rule: AttentionRule, device: torch.device) -> None:
+    """The lists lie on `device`, have room for `num_rows`, and no split is missing that the rule's window leaves.
+    Raises ValueError that names the list."""
     layout = work.layout
     if layout.window is not None and (rule.window is None or rule.window > layout.window):
         raise ValueError(f"window is {rule.window}; accepted by this work: up to {layout.window}")
@@ -176,13 +177,14 @@ def check_lists(work: DecodeWork, num_rows: int, rule: AttentionRule) -> None:
     if work.wide_items is not None:
         shapes["wide_items"] = (layout.capacity, 4)
     for name, shape in shapes.items():
-        _check_list(name, getattr(work, name), shape)
-    _check_list("first_partial", work.first_partial, (None,))
+        _check_list(name, getattr(work, name), shape, device)
+    _check_list("first_partial", work.first_partial, (None,), device)
     if work.first_partial.shape[0] < num_rows:
         raise ValueError(f"first_partial has {work.first_partial.shape[0]} rows; accepted: {num_rows} or more")
 
 
-def _check_list(name: str, tensor: Tensor, shape: Sequence[int | None]) -> None:
+def _check_list(name: str, tensor: Tensor, shape: Sequence[int | None], device: torch.device) -> None:
+    check_device({name: tensor}, device)
     check_dtype(name, tensor, (torch.int32,))
     check_shape(name, tensor, shape)
     if not tensor.is_contiguous():

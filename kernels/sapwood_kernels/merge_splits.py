@@ -27,22 +27,23 @@ def merge_splits(
     A left fold over the splits in ascending order, the sink first: see `fold.fold`.
     """
     num_heads, head_dim = partials.acc.shape[1], partials.acc.shape[2]
-    check_partials(partials, work.layout.capacity, num_heads, head_dim)
+    device = num_keys.device
+    check_partials(partials, work.layout.capacity, num_heads, head_dim, device)
     check_shape("num_keys", num_keys, (None,))
     check_dtype("num_keys", num_keys, (torch.int32,))
-    check_lists(work, num_keys.shape[0], rule)
-    tensors = {"partials.acc": partials.acc, "num_keys": num_keys, "first_partial": work.first_partial}
+    check_lists(work, num_keys.shape[0], rule, device)
+    tensors = {"num_keys": num_keys}
     if rule.sinks is not None:
         check_shape("sinks", rule.sinks, (num_heads,))
         check_dtype("sinks", rule.sinks, (torch.float32,))
         tensors["sinks"] = rule.sinks
     check_last_strides(tensors)
-    check_device(tensors, num_keys.device)
+    check_device(tensors, device)
     if dtype not in FLOAT_DTYPES:
         raise ValueError(f"dtype is {dtype}; accepted: {', '.join(map(str, FLOAT_DTYPES))}")
     num_rows = num_keys.shape[0]
-    out = torch.empty(num_rows, num_heads, head_dim, dtype=dtype, device=num_keys.device)
-    lse = torch.empty(num_rows, num_heads, dtype=torch.float32, device=num_keys.device)
+    out = torch.empty(num_rows, num_heads, head_dim, dtype=dtype, device=device)
+    lse = torch.empty(num_rows, num_heads, dtype=torch.float32, device=device)
     _merge_splits[(num_rows, num_heads)](
         partials.maximum,
         partials.total,

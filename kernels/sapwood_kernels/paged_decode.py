@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood_kernels.attention_check import check_attention, check_device
+from sapwood_kernels.attention_check import check_attention
 from sapwood_kernels.config_table import padded_group
 from sapwood_kernels.decode_work import DecodeWork, check_work
 from sapwood_kernels.fold import LOG2_E, log2_scores, online_softmax
@@ -45,8 +45,7 @@ def paged_decode(
     """
     check_attention(q, kv, batch, rule, work.layout.arch)
     check_work(work, q, kv, batch, rule)
-    check_partials(partials, work.layout.capacity, q.shape[1], q.shape[2])
-    check_device({"items": work.items, "partials": partials.acc}, q.device)
+    check_partials(partials, work.layout.capacity, q.shape[1], q.shape[2], q.device)
     _launch(q, kv, batch, work, rule, scales, partials)
     return partials
 

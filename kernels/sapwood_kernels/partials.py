@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sapwood_kernels.attention_check import check_device, check_last_strides
 from sapwood_kernels.check import check_dtype, check_shape
 
 MAX_BYTES = 8 * 2**30
@@ -46,8 +47,8 @@ def allocate_partials(capacity: int, num_heads: int, head_dim: int, device: torc
     return Partials(maximum=sizes[0], total=sizes[1], acc=acc)
 
 
-def check_partials(partials: Partials, capacity: int, num_heads: int, head_dim: int) -> None:
-    """Room for `capacity`, and strides that kernels take. Raises ValueError that names the tensor."""
+def check_partials(partials: Partials, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+    """Room for `capacity` on `device`, and strides that kernels take. Raises ValueError that names the tensor."""
     if partials.acc.shape[0] < capacity:
         raise ValueError(f"partials.acc has room for {partials.acc.shape[0]}; accepted: {capacity} or more, the work's")
     capacity = partials.acc.shape[0]
@@ -58,8 +59,8 @@ def check_partials(partials: Partials, capacity: int, num_heads: int, head_dim: 
     ):
         check_dtype(name, tensor, (torch.float32,))
         check_shape(name, tensor, shape)
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name} has strides {list(tensor.stride())}; accepted: 1 for the last dimension")
+        check_last_strides({name: tensor})
+        check_device({name: tensor}, device)
     if partials.maximum.stride() != partials.total.stride():
         raise ValueError(
             f"partials.total has strides {list(partials.total.stride())}; accepted: those of partials.maximum, "

@@ -34,7 +34,7 @@ def paged_decode(
     """
     check_attention(q, kv, batch, rule, work.layout.arch)
     check_work(work, q, kv, batch, rule)
-    check_partials(partials, work.layout.capacity, q.shape[1], q.shape[2])
+    check_partials(partials, work.layout.capacity, q.shape[1], q.shape[2], q.device)
     for row, num_keys in enumerate(batch.num_keys.tolist()):
         for split, positions in visible_splits(num_keys, work, rule):
             keys, values = gather_keys(kv, batch.block_table[row], positions, scales)

@@ -17,7 +17,9 @@ from sapwood_kernels.decode_work import DecodeWork, build_decode_work
 from sapwood_kernels.merge_splits import merge_splits
 from sapwood_kernels.partials import Partials
 from sapwood_kernels.values import AttentionRule
-from support.decode_runs import CPU, DecodeRun, decode, poisoned_partials
+from support.decode_checks import spread
+from support.decode_runs import CPU, DecodeRun, assert_bits, decode, poisoned_partials
+from support.isolated import run_isolated
 from support.mutants import Mutant, survivors
 from support.ops import assert_close, random_tensor
 from support.paged_world import WorldShape, make_world
@@ -128,24 +130,27 @@ def test_lse_is_a_natural_logarithm() -> None:
 
 
 def check_far_partials() -> None:
-    """Partials that lie 2 ** 28 elements apart: the ninth one's offset is past 2 ** 31."""
-    keys, work = planned([64 * 10])
-    near = random_partials(work, 1, 64, 10)
-    capacity, stride = work.layout.capacity, 2**28
-    acc = torch.empty(capacity * stride).as_strided((capacity, 1, 64), (stride, 64, 1))
-    acc[:10] = near.acc[:10]
-    found, wanted = (merge_splits(p, keys, work, RULE, FP32) for p in (replace(near, acc=acc), near))
-    assert torch.equal(found[0], wanted[0])
+    """The same merge where partials, or their heads, lie 2 ** 31 elements apart."""
+    keys, work = planned([64 * 3])
+    near = random_partials(work, 3, 64, 3)
+    wanted = merge_splits(near, keys, work, RULE, FP32)
+    sizes = {"maximum": spread(near.maximum, 0), "total": spread(near.total, 0)}
+    for far in (replace(near, acc=spread(near.acc, 0)), replace(near, acc=spread(near.acc, 1)), replace(near, **sizes)):
+        assert_bits(merge_splits(far, keys, work, RULE, FP32), wanted)
 
 
-def test_partials_past_2_to_the_31_elements() -> None:
-    check_far_partials()
+def test_no_partials_are_too_far_for_32_bits() -> None:
+    """A wrong offset ends the process."""
+    run_isolated(check_far_partials)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     keys, work = planned([70, 1])
     partials = random_partials(work, 2, 64, 3)
     for message, changes in (
+        ("partials.acc is on meta", {"partials": replace(partials, acc=partials.acc.to("meta"))}),
+        ("first_partial is on meta", {"work": replace(work, first_partial=work.first_partial.to("meta"))}),
+        ("sinks is on meta", {"rule": replace(RULE, sinks=torch.zeros(2, device="meta"))}),
         ("num_keys is torch.int64", {"num_keys": keys.long()}),
         ("first_partial has 2 rows; accepted: 3 or more", {"num_keys": torch.cat((keys, keys[:1]))}),
         ("sinks has shape", {"rule": replace(RULE, sinks=torch.zeros(3))}),
@@ -185,6 +190,7 @@ MUTANTS = [
     mutant("head * acc_head_stride", "head * maximum_stride"),
     mutant("* acc_stride + head", "* maximum_stride + head"),
     mutant("tl.load(first_partial + row).to(tl.int64)", "tl.load(first_partial + row)"),  # offsets in 32 bits
+    mutant("tl.program_id(1).to(tl.int64)", "tl.program_id(1)"),  # the same
     mutant("empty = keys == 0", "empty = keys < 0"),
     mutant("tl.load(partial_total + where),", "tl.load(partial_maximum + where),"),
     mutant(

@@ -16,7 +16,7 @@ def test_room_is_dense_and_passes_its_own_check() -> None:
     partials = allocate_partials(5, 3, 64, CPU)
     assert (partials.maximum.shape, partials.total.shape, partials.acc.shape) == ((5, 3), (5, 3), (5, 3, 64))
     assert all(part.is_contiguous() for part in (partials.maximum, partials.total, partials.acc))
-    check_partials(partials, 5, 3, 64)
+    check_partials(partials, 5, 3, 64, CPU)
 
 
 def test_a_workspace_of_absurd_size_is_refused() -> None:
@@ -42,9 +42,10 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         ("partials.total has shape", replace(partials, total=partials.total[:4])),
         ("partials.acc has shape", replace(partials, acc=partials.acc[..., :63])),
         ("partials.acc has strides", replace(partials, acc=partials.acc.mT.contiguous().mT)),
+        ("partials.total is on meta; accepted: cpu", replace(partials, total=partials.total.to("meta"))),
         ("partials.total has strides", replace(partials, total=torch.empty(5, 4)[:, :3])),
     ):
         with pytest.raises(ValueError, match=message):
-            check_partials(changed, 5, 3, 64)
+            check_partials(changed, 5, 3, 64, CPU)
     with pytest.raises(ValueError, match="acc has room for 5; accepted: 6 or more"):
-        check_partials(partials, 6, 3, 64)
+        check_partials(partials, 6, 3, 64, CPU)
