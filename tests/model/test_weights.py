@@ -18,6 +18,7 @@ from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.model.config_files import load_model_config
 from sapwood_server.model.matrix import Matrix
 from sapwood_server.model.weights import ModelWeights, WeightPlacement, load_weights
+from support import ggml_blocks
 from support.tiny_gguf import make_tiny_gguf
 from support.tiny_models import ARCHITECTURES, make_tiny_model
 
@@ -67,6 +68,21 @@ def check_equal(weights: ModelWeights, tensors: dict[str, Tensor], dtype: torch.
 def test_safetensors_of_each_architecture(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", architecture)
     check_equal(load(path, dtype), load_file(path / "model.safetensors"), dtype)
+
+
+@pytest.mark.parametrize("quantisation", ggml_blocks.BLOCKS)
+def test_the_numbers_of_a_block_are_those_of_ggmls_definition(quantisation: str, tmp_path: Path) -> None:
+    """Not only those of the package that we read them with."""
+    path = tmp_path / "m.gguf"
+    make_tiny_gguf(path, "llama", quantisation, overrides=K_SIZES if quantisation.endswith("_K") else {})
+    loaded = load(path).layers[1].o.dense
+    place = next(tensor for tensor in read_gguf_header(path).tensors if tensor.name == "blk.1.attn_output.weight")
+    columns = 256 if quantisation.endswith("_K") else 32
+    num_bytes = loaded.numel() // columns * ggml_blocks.BLOCKS[quantisation][0]
+    data = path.read_bytes()[place.offset : place.offset + num_bytes]
+    expected = torch.tensor(ggml_blocks.numbers(data, quantisation), dtype=torch.float64).view(loaded.shape)
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(loaded.double(), expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("quantisation", GGUF_TYPES)
