@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from sapwood_bench.kernels import report
+from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.results import (
+    CHECKED,
     ORDER,
     Ceilings,
     Check,
@@ -52,7 +54,7 @@ def good_run(decode_us: float = 300.0) -> list[StepResult]:
             machine=machine,
             ceilings=CEILINGS if step == "ceilings" else None,
             rows=tuple(rows.get(step, ())),
-            checks=(Check(name="right"),) if step == "correct" else (),
+            checks=(Check(name="right"),) if step in CHECKED else (),
         )
         for step in ORDER
     ]
@@ -64,6 +66,7 @@ def verdicts(steps: list[StepResult]) -> dict[str, str]:
 
 def test_every_step_has_its_place() -> None:
     assert tuple(STEPS) == ORDER
+    assert set(CHECKS) == set(CHECKED)
 
 
 def test_a_result_reads_back(tmp_path: Path) -> None:
@@ -80,6 +83,17 @@ def test_a_result_reads_back(tmp_path: Path) -> None:
     write_step(StepResult(step="ceilings", ceilings=CEILINGS), tmp_path)
     assert read_steps(tmp_path, ["decode"]) == [written]
     assert read_ceilings(tmp_path) == CEILINGS
+
+
+@pytest.mark.parametrize("step", [*CHECKED, "decode"])
+def test_what_was_not_checked_does_not_hold(step: str) -> None:
+    left_out = StepResult(step=step, checks=(Check(name="one"),), left_out=("two: out of time",))
+    assert left_out.failed
+    assert "FAILED: two: out of time" in as_table([left_out])
+    nothing = StepResult(step=step)
+    assert nothing.failed == (step in CHECKED)
+    assert ("FAILED: it checked nothing" in as_table([nothing])) == (step in CHECKED)
+    assert not StepResult(step=step, checks=(Check(name="one"),)).failed
 
 
 def test_a_step_that_left_nothing_has_failed(tmp_path: Path) -> None:

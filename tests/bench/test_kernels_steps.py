@@ -6,16 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from triton.runtime.errors import OutOfResources
 
-from sapwood_bench.kernels import steps, workers
+from sapwood_bench.kernels import checks, steps, workers
 from sapwood_bench.kernels.checks import CHECKS, CheckStep
 from sapwood_bench.kernels.device import Device, NoDeviceError, measured_device
 from sapwood_bench.kernels.model_step import LLAMA_8B, chunk_flops, matrix_parameters, step_bytes
 from sapwood_bench.kernels.results import Check, Row, StepResult, read_steps
 from sapwood_bench.kernels.steps import RunOptions, run_step
+from sapwood_kernels.config_table import config_rows
+from sapwood_server.errors import StartupError
 from support.scale import suite_scale
 
 
@@ -69,6 +73,10 @@ def test_what_the_8b_model_must_read_and_compute() -> None:
     assert chunk_flops(LLAMA_8B, 2000) == 2 * ((matrix_parameters(LLAMA_8B) - head) * 2000 + head) + attention
 
 
+RESOURCES = OutOfResources(300_000, 232_448, "shared memory")
+"""What a tile that is too large gives on a GPU."""
+
+
 def fails(error: Exception) -> Callable[[], Iterator[Row | Check]]:
     def task() -> Iterator[Row | Check]:
         yield Check(name="came first")
@@ -84,9 +92,9 @@ def test_an_error_ends_its_task_and_time_ends_the_rest(monkeypatch: pytest.Monke
     def fine() -> Iterator[Row | Check]:
         yield Row(table="decode", name="fine", us=1.0, num_bytes=1)
 
-    tasks = {"bad": fails(RuntimeError("CUDA error")), "good": fine, "worse": fails(ValueError("no")), "late": fine}
+    tasks = {"bad": fails(RESOURCES), "good": fine, "worse": fails(StartupError("no")), "late": fine}
     found = steps.run_tasks(tasks, StepResult(step="decode"), deadline=10.0)
-    assert found.problems == ("bad: RuntimeError: CUDA error", "worse: ValueError: no")
+    assert found.problems == (f"bad: OutOfResources: {RESOURCES}", "worse: StartupError: no")
     assert [row.name for row in found.rows] == ["fine"]
     assert [check.name for check in found.checks] == ["came first", "came first"]
     assert found.left_out == ("late: out of time",)
@@ -96,15 +104,51 @@ def test_an_error_ends_its_task_and_time_ends_the_rest(monkeypatch: pytest.Monke
 def test_parts_of_a_check_step_fail_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(name: str, device: Device) -> list[Check]:
         if name == "bad":
-            raise RuntimeError("illegal memory access")
+            raise RESOURCES
         return [Check(name=name)]
 
     monkeypatch.setitem(CHECKS, "identity", CheckStep(lambda dry: ["a", "bad", "b"], check))
     found = workers.run_apart("identity", ["a", "bad", "b"], dry=True, workers=1, deadline=time.monotonic() + 60)
     assert [each.name for each in found.checks] == ["a", "b"]
-    assert found.problems == ("bad: RuntimeError: illegal memory access",)
+    assert found.problems == (f"bad: OutOfResources: {RESOURCES}",)
     late = workers.run_apart("identity", ["a"], dry=True, workers=1, deadline=time.monotonic() - 1)
     assert late.left_out == ("a: out of time",)
+
+
+def test_another_error_of_a_process_is_its_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With threads in place of processes, whose parts can't be replaced."""
+
+    def check(name: str, device: Device) -> list[Check]:
+        if name == "bad":
+            raise KeyError("mistake")
+        return [Check(name=name)]
+
+    monkeypatch.setitem(CHECKS, "identity", CheckStep(lambda dry: ["a", "bad", "b"], check))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda max_workers, mp_context: ThreadPoolExecutor(max_workers))
+    found = workers.run_apart("identity", ["a", "bad", "b"], dry=True, workers=2, deadline=time.monotonic() + 60)
+    assert sorted(each.name for each in found.checks) == ["a", "b"]
+    assert found.problems == ("bad: KeyError: 'mistake'",)
+
+
+def test_a_check_step_without_parts_has_failed(monkeypatch: pytest.MonkeyPatch, options: RunOptions) -> None:
+    def names(dry: bool) -> list[str]:
+        raise ValueError("no attention config for compute capability 75")
+
+    monkeypatch.setitem(CHECKS, "repeat", CheckStep(names, lambda name, device: []))
+    found = run_step("repeat", options)
+    assert found.problems == ("ValueError: no attention config for compute capability 75",)
+
+
+@pytest.mark.parametrize(("arch", "stand_in"), [(90, 90), (100, 90), (120, 89)])
+def test_launches_are_repeated_on_a_device_that_runs_anothers_rows(
+    monkeypatch: pytest.MonkeyPatch, arch: int, stand_in: int
+) -> None:
+    monkeypatch.setattr(checks, "device_arch", lambda device: arch)
+    rows = [row for row in config_rows() if row.arch == stand_in]
+    names = CHECKS["repeat"].names(False)
+    assert {name.partition(",")[0] for name in names} == {"prefill", "decode"}
+    wanted = {(row.phase.value, str(row.dtypes[0]), row.head_dims[-1], row.groups[-1]) for row in rows}
+    assert len(names) == len(wanted)
 
 
 @pytest.mark.skipif(suite_scale() < 1, reason="starts two more processes with torch: at full scale only")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from sapwood_bench.kernels.results import Failure
 from sapwood_bench.kernels.timing import Contender, Sampler, first_line, host_sampler, rotations, time_contenders
+from sapwood_server.errors import StartupError
 
 
 class Scripted:
@@ -35,15 +38,26 @@ def test_contenders_are_timed_in_turn_and_the_median_counts() -> None:
     assert asked == ["a", "b"] * 3
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, TypeError, ValueError])
-def test_one_that_cannot_run_keeps_nobody_from_running(error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no kernel\nfor this"),
+        NotImplementedError("not this"),
+        OutOfResources(300_000, 232_448, "shared memory"),
+        PTXASError("ptxas failed"),
+        StartupError("no kernel was made for it"),
+        subprocess.CalledProcessError(1, "gcc"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_one_that_cannot_run_keeps_nobody_from_running(error: Exception) -> None:
     def prepare(each: Contender) -> Sampler:
         if each.name == "bad":
-            raise error("no kernel\nfor this")
+            raise error
         return Scripted(each.name, [1.0], [])
 
     times = time_contenders([contender("bad"), contender("good")], prepare, rounds=1)
-    assert times == {"good": 1.0, "bad": Failure(f"{error.__name__}: no kernel")}
+    assert times == {"good": 1.0, "bad": Failure(first_line(error))}
 
 
 def test_another_error_is_not_swallowed() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from sapwood_bench.kernels import tune
 from sapwood_bench.kernels.cases import AttentionCase
+from sapwood_bench.kernels.device import Device, measured_device
 from sapwood_bench.kernels.tune import candidates, tuning_cases
-from sapwood_bench.kernels.variants import compiled, variants_of
-from sapwood_kernels.config_table import ConfigRow, config_rows, format_rows, parse_rows
+from sapwood_bench.kernels.variants import Compiled, compiled, variants_of
+from sapwood_kernels.config_table import AttentionConfig, ConfigRow, config_rows, format_rows, parse_rows
 from sapwood_kernels.gate import CompiledKernel
 from sapwood_kernels.gate_cases import AttentionCase as GateCase
 from sapwood_kernels.values import AttentionPhase
@@ -94,6 +96,30 @@ def test_candidates_keep_what_decides_the_kind_of_product() -> None:
         assert table[0].config == tried[0]
     assert {config.split_size for config in candidates(PREFILL)} == {0}
     assert {config.split_size for config in candidates(DECODE)} == {256, 512}
+
+
+def test_a_candidate_that_cannot_run_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its compilation or its launch fails."""
+    first, second, third = candidates(PREFILL)[:3]
+
+    def compiled_(row: ConfigRow, config: AttentionConfig, compile_: object) -> Compiled:
+        if config == first:
+            raise PTXASError("ptxas failed")
+        return Compiled(config, [])
+
+    def times(row: ConfigRow, config: AttentionConfig, device: Device) -> tuple[float, ...]:
+        if config == second:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        return (1.0 if config == third else 2.0,)
+
+    monkeypatch.setattr(tune, "compiled", compiled_)
+    monkeypatch.setattr(tune, "_times", times)
+    monkeypatch.setattr(tune, "candidates", lambda row: [first, second, third])
+    monkeypatch.setattr(tune, "device_arch", lambda device: 90)
+    monkeypatch.setattr(tune, "describe", lambda device: {"gpu": "some GPU", "triton": "3.8"})
+    found = tune.tuned(PREFILL, measured_device(dry=True))
+    assert found.config == third
+    assert found.source.startswith("measured: some GPU")
 
 
 def test_tuning_cases_are_of_the_row() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from sapwood_bench.kernels.device import Device
 from sapwood_bench.kernels.identity import FULL, TINY, check_identity, identity_cases, repeats
 from sapwood_bench.kernels.op_checks import OP_CHECKS, check_op
 from sapwood_bench.kernels.results import Check
-from sapwood_kernels.config_table import ConfigRow, config_rows, device_arch
+from sapwood_kernels.config_table import ConfigRow, attention_config, config_rows, device_arch
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ def _identity(name: str, device: Device) -> list[Check]:
 
 
 def _repeat_cases(dry: bool) -> dict[str, AttentionCase]:
-    """A case for each row of the table that holds for this device, at its largest head dim and group."""
+    """A case for each row of the table that holds for this device, at its largest head dim and group. ValueError for
+    a device that has none."""
     arch = device_arch(torch.device("cpu" if dry else "cuda"))
     found = {}
     for row in config_rows():
-        if row.arch == arch:
+        # By lookup, since a device may run another one's rows.
+        if attention_config(replace(row.answers()[-1], arch=arch)) is row.config:
             case = _case_of_row(row, dry)
             found[case.name] = case
     return dict(list(found.items())[:1]) if dry else found

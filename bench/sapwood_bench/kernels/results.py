@@ -24,6 +24,8 @@ ORDER = (
 """The steps of a run."""
 MEASURED = ("ceilings", "decode", "prefill", "shared", "pointwise", "model")
 """Those of `sapwood bench kernels`; the rest are the checks of `bench/gpu_check.sh`."""
+CHECKED = ("correct", "identity", "repeat", "ops")
+"""Those that do nothing but check."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class StepResult:
 
     @property
     def failed(self) -> bool:
-        return bool(self.problems) or any(check.problem for check in self.checks)
+        """A check that does not hold or was never made is a failure."""
+        unchecked = self.step in CHECKED and not self.checks
+        return bool(self.problems or self.left_out) or unchecked or any(check.problem for check in self.checks)
 
 
 def write_step(result: StepResult, folder: Path) -> None:

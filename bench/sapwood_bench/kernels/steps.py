@@ -15,6 +15,7 @@ from sapwood_bench.kernels.attention_speed import SHARED, time_case
 from sapwood_bench.kernels.ceilings import measure_ceilings
 from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.device import Device, describe
+from sapwood_bench.kernels.errors import MEASURE_ERRORS
 from sapwood_bench.kernels.pointwise import LOGIT_ROWS, NUM_ROWS, ON_LOGITS, OPS, time_op
 from sapwood_bench.kernels.results import Ceilings, Check, Row, StepResult
 from sapwood_bench.kernels.timing import ROUNDS, first_line
@@ -51,14 +52,17 @@ def _versions(options: RunOptions, found: StepResult, deadline: float) -> StepRe
 def _ceilings(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
     try:
         ceilings: Ceilings | None = measure_ceilings(options.device)
-    except RuntimeError as error:
+    except MEASURE_ERRORS as error:
         return replace(found, problems=(first_line(error),))
     return replace(found, ceilings=ceilings)
 
 
 def _checked(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
     kinds = CHECKS[found.step]
-    names = kinds.names(options.device.dry)
+    try:
+        names = kinds.names(options.device.dry)
+    except MEASURE_ERRORS as error:
+        return replace(found, problems=(first_line(error),))
     outcome = run_apart(found.step, names, options.device.dry, options.workers, deadline)
     return replace(found, checks=outcome.checks, problems=outcome.problems, left_out=outcome.left_out)
 
@@ -115,8 +119,7 @@ def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResul
 
 
 def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float) -> StepResult:
-    """Runs the tasks in turn until the deadline. An error ends its task, not the step: RuntimeError is what CUDA,
-    Triton's launcher and torch raise, ValueError what our own checks do."""
+    """Runs the tasks in turn until the deadline. One of MEASURE_ERRORS ends its task, not the step."""
     rows: list[Row] = []
     checks: list[Check] = []
     problems: list[str] = []
@@ -128,7 +131,7 @@ def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float) -> Ste
         try:
             for result in task():
                 (rows if isinstance(result, Row) else checks).append(result)  # type: ignore[arg-type]
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except MEASURE_ERRORS as error:
             problems.append(f"{name}: {first_line(error)}")
     return replace(found, rows=tuple(rows), checks=tuple(checks), problems=tuple(problems), left_out=tuple(left_out))
 

@@ -85,7 +85,9 @@ def _verdicts(steps: Sequence[StepResult]) -> list[str]:
         lines.append(f"step {step.step}: {'FAILED' if step.failed else 'ok'}, {step.seconds:.0f} s{checks}")
         lines += [f"  FAILED: {problem}" for problem in step.problems]
         lines += [f"  FAILED: {check.name}: {check.problem}" for check in step.checks if check.problem]
-        lines += [f"  not done: {what}" for what in step.left_out]
+        lines += [f"  FAILED: {what}" for what in step.left_out]
+        if step.failed and not any((step.problems, step.left_out, step.checks)):
+            lines.append("  FAILED: it checked nothing")
     for target in _targets(steps):
         value = "-" if target.value is None else share(target.value)
         lines.append(f"target {target.name}: {value} (>= {target.at_least:g}): {target.verdict}")

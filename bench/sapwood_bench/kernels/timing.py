@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from sapwood_bench.kernels.errors import MEASURE_ERRORS
 from sapwood_bench.kernels.results import Failure
 
 Call = Callable[[], object]
@@ -50,15 +51,15 @@ def time_contenders(
 ) -> dict[str, float | Failure]:
     """Microseconds of a call of each, by name: the median of `rounds` samples taken in turn.
 
-    A RuntimeError, NotImplementedError, TypeError or ValueError of a contender is its Failure, with the error's first
-    line: torch raises these for shapes that a backend doesn't take. All are prepared before any is timed.
+    One of MEASURE_ERRORS while a contender is prepared is its Failure, with the error's first line. All are prepared
+    before any is timed.
     """
     results: dict[str, float | Failure] = {}
     samplers: dict[str, Sampler] = {}
     for contender in contenders:
         try:
             samplers[contender.name] = prepare(contender)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        except MEASURE_ERRORS as error:
             results[contender.name] = Failure(first_line(error))
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for _ in range(rounds):

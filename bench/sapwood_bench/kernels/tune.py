@@ -22,9 +22,10 @@ import torch
 from sapwood_bench.kernels.attention import PlanOptions, plan_attention
 from sapwood_bench.kernels.cases import AttentionCase, Chunk, Heads, SharedRows
 from sapwood_bench.kernels.device import Device, NoDeviceError, describe, measured_device
+from sapwood_bench.kernels.errors import MEASURE_ERRORS
 from sapwood_bench.kernels.inputs import make_inputs
 from sapwood_bench.kernels.results import Failure
-from sapwood_bench.kernels.timing import Contender, time_contenders
+from sapwood_bench.kernels.timing import Contender, first_line, time_contenders
 from sapwood_bench.kernels.variants import compiled
 from sapwood_kernels.config_table import AttentionConfig, ConfigRow, config_rows, device_arch, format_rows
 from sapwood_kernels.gate_cases import compile_attention
@@ -75,9 +76,12 @@ def tuned(row: ConfigRow, device: Device) -> ConfigRow:
         return row
     usable = {}
     for config in (row.config, *candidates(row)):
-        found = compiled(row, config, compile_attention)
-        if not found.problems:
-            usable[found.config] = _times(row, found.config, device)
+        try:
+            found = compiled(row, config, compile_attention)
+            if not found.problems:
+                usable[found.config] = _times(row, found.config, device)
+        except MEASURE_ERRORS as error:
+            _say(row, f"dropped {config}: {first_line(error)}")
     if not usable:
         _say(row, "no candidate compiles without spilling; left as it is")
         return row

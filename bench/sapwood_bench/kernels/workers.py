@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.device import measured_device
+from sapwood_bench.kernels.errors import MEASURE_ERRORS
 from sapwood_bench.kernels.results import Check
 from sapwood_bench.kernels.timing import first_line
 
@@ -69,10 +70,14 @@ def _in_processes(found: _Collected, step: str, names: Sequence[str], dry: bool,
 
 
 def _collect(found: _Collected, name: str, future: Future[list[Check] | str]) -> None:
-    try:
+    """Whatever ended a part: what the others found must not be lost for it."""
+    error = future.exception()
+    if error is None:
         _take(found, name, future.result())
-    except BrokenProcessPool:
+    elif isinstance(error, BrokenProcessPool):
         found.problems.append(f"{name}: the process that was to check it died")
+    else:
+        found.problems.append(f"{name}: {first_line(error)}")
 
 
 def _take(found: _Collected, name: str, result: list[Check] | str) -> None:
@@ -86,5 +91,5 @@ def _attempt(step: str, name: str, dry: bool) -> list[Check] | str:
     """The part's checks, or the error that ended it."""
     try:
         return CHECKS[step].check(name, measured_device(dry))
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+    except MEASURE_ERRORS as error:
         return first_line(error)
