@@ -82,10 +82,10 @@ def check_ties(module: ModuleType) -> None:
     ]
     first = module.sample(logits[:4], joined([make_settings(1, **part) for part in parts]))
     assert first.tolist() == [4095] * 4
-    settings = joined([make_settings(4, top_k=2), make_settings(2, top_k=3), make_settings(2, top_k=5, top_p=0.6)])
-    drawn = module.sample(logits, settings)
-    assert set(drawn[:4].tolist()) == {4095, 4096}
-    assert drawn.tolist() == reference_logits.sample(logits, settings).tolist()
+    settings = joined([make_settings(4, top_k=3), make_settings(4, top_k=5, top_p=0.6)])
+    assert module.sample(logits, settings).tolist() == reference_logits.sample(logits, settings).tolist()
+    small = module.sample(torch.tensor([0.0, 2.0, 1.0, 2.0, 2.0, 2.0]).repeat(16, 1), make_settings(16, top_k=2))
+    assert set(small.tolist()) == {1, 3}
 
 
 def test_ties_are_kept_from_the_smallest_id() -> None:
@@ -99,9 +99,9 @@ def check_wide(module: ModuleType) -> None:
     settings = joined([make_settings(1, top_k=2500, top_p=0.613), make_settings(1, top_p=0.413)])
     assert module.sample(logits, settings).tolist() == reference_logits.sample(logits, settings).tolist()
     # Few near the largest, but their mass is not enough.
-    logits = torch.full((1, 9001), -12.0)
-    logits[0, 17] = 0.0
-    settings = make_settings(1, top_p=0.999999)
+    logits = torch.full((4, 2**17), -11.2)
+    logits[:, 17] = 0.0
+    settings = make_settings(4, top_p=0.999)
     assert module.sample(logits, settings).tolist() == reference_logits.sample(logits, settings).tolist()
 
 
@@ -259,7 +259,7 @@ MUTANTS = [
 def checks(module: ModuleType) -> None:
     check_failures(module)
     check_ties(module)
-    check_formula(module, 4200, 1, ({"min_p": 0.5}, {"top_k": 3}, {"top_p": 0.731}, SETTINGS[-1]))
+    check_formula(module, 4200, 1, ({"min_p": 1.0}, {"top_k": 3}, {"top_p": 0.731}, SETTINGS[-1]))
     check_wide(module)
 
 

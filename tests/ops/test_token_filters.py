@@ -103,6 +103,7 @@ CASES: tuple[tuple[list[float], int, float], ...] = (
     ([0.0, 1e-45, -1e-45, 3e-45], 2, 1.0),
     ([100.0, 0.0, 0.0, 0.0], 0, 0.999),
     ([7.0], 1, 0.5),
+    ([float(i) for i in range(1, 17)], 10, 1.0),
     ([-1.0, -3.0, -2.0, -5.0], 2, 1.0),
     ([-1.0, -3.0, -2.0, -5.0], 0, 0.9),
     ([0.5, 0.5], 2, 1.0),
@@ -146,7 +147,7 @@ MUTANTS = [
     for old, new in (
         ("bits = tl.where(x == 0, 0.0, x).to", "bits = x.to"),
         ("bits ^ 0x7FFFFFFF, bits)", "bits, bits)"),
-        ("is_from = key >= middle", "is_from = key > middle"),
+        ("tl.where(order_key(x) >= key,", "tl.where(order_key(x) > key,"),
         ("num_values, threshold + 1, peak, scale, True", "num_values, threshold, peak, scale, True"),
         ("low = tl.min(above)", "low = middle + 1"),
         ("tl.maximum(tl.max(below), low)", "low"),
