@@ -30,11 +30,11 @@ RUN = DecodeRun()
 RULE = AttentionRule(1.0)
 
 
-def planned(num_keys: list[int]) -> tuple[Tensor, DecodeWork]:
+def planned(num_keys: list[int], spare: int = 2) -> tuple[Tensor, DecodeWork]:
     """The lengths, and work for rows of these, of one head each and splits of 64 keys."""
     keys = torch.tensor(num_keys, dtype=torch.int32)
     table = torch.ones(len(num_keys), max(max(num_keys), 1), dtype=torch.int32)
-    capacity = sum(-(-count // RUN.split_size) for count in num_keys) + 2
+    capacity = sum(-(-count // RUN.split_size) for count in num_keys) + spare
     layout = DecodeLayout(
         config=RUN.config, arch=INTERPRETER_ARCH, group=1, page_size=16, num_pages=2, capacity=capacity
     )
@@ -131,7 +131,7 @@ def test_lse_is_a_natural_logarithm() -> None:
 
 def check_far_partials() -> None:
     """The same merge where partials, or their heads, lie 2 ** 31 elements apart."""
-    keys, work = planned([64 * 3])
+    keys, work = planned([64 * 3], spare=0)
     near = random_partials(work, 3, 64, 3)
     wanted = merge_splits(near, keys, work, RULE, FP32)
     sizes = {"maximum": spread(near.maximum, 0), "total": spread(near.total, 0)}

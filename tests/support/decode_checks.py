@@ -142,9 +142,10 @@ def spread(tensor: Tensor, dim: int) -> Tensor:
 def check_far(name: str, dim: int) -> None:
     """The partials are the same where one dimension of one tensor is wider than 32 bits can count."""
     world = make_world([20, 65, 18], WorldShape(num_heads=3, num_kv_heads=3, dtype=FP16))
-    near = decode_inputs(world, PLAIN)
+    run = replace(PLAIN, spare=0)
+    near = decode_inputs(world, run)
     launch(near)
-    blank = decode_inputs(world, PLAIN)
+    blank = decode_inputs(world, run)
     partials = blank.partials
     if name == "kv":
         far = replace(blank, kv=spread(blank.kv, dim))
@@ -158,9 +159,8 @@ def check_far(name: str, dim: int) -> None:
         sizes = {"maximum": spread(partials.maximum, dim), "total": spread(partials.total, dim)}
         far = replace(blank, partials=replace(partials, **sizes))
     launch(far)
-    count = len(near.lists.rows)
     for part in ("maximum", "total", "acc"):
-        assert_bits((getattr(far.partials, part)[:count],), (getattr(near.partials, part)[:count],))
+        assert_bits((getattr(far.partials, part),), (getattr(near.partials, part),))
 
 
 FAR = (("kv", 0), ("kv", 2), ("kv", 3), ("q", 0), ("q", 1), ("block_table", 0), ("acc", 0), ("acc", 1), ("sizes", 0))

@@ -37,6 +37,8 @@ class DecodeRun:
     split_size: int = 64
     list_window: int | None = None
     """Of the work list."""
+    spare: int = 2
+    """Room for so many more partials than there are."""
     grid: DecodeGrid = field(default_factory=lambda: DecodeGrid(num_programs=3, wide_programs=2))
 
     @property
@@ -121,7 +123,7 @@ def decode_inputs(
 
 
 def layout_of(world: PagedWorld, run: DecodeRun, batch: PagedBatch) -> DecodeLayout:
-    """Room for the batch's splits and two more."""
+    """Room for the batch's splits and `spare` more."""
     splits = -(-batch.num_keys.numpy() // run.split_size)
     return DecodeLayout(
         config=run.config,
@@ -129,7 +131,7 @@ def layout_of(world: PagedWorld, run: DecodeRun, batch: PagedBatch) -> DecodeLay
         group=world.shape.num_heads // world.shape.num_kv_heads,
         page_size=world.shape.page_size,
         num_pages=world.kv.shape[0],
-        capacity=int(splits.sum()) + 2,
+        capacity=int(splits.sum()) + run.spare,
         window=run.list_window,
     )
 
