@@ -47,3 +47,12 @@ def test_a_token_that_is_seen_again_keeps_its_place() -> None:
     tokens.update([5, 3, 5], [7, 3, 7, 9])
     assert tokens.ids.tolist() == [3, 5, 7, 9]
     assert tokens.counts.tolist() == [1, 0, 2, 1]
+
+
+def test_more_tokens_than_there_was_room_for() -> None:
+    tokens = ChoiceTokens(5000)
+    tokens.update(range(200), [])
+    output = [*range(150, 1200), 7, 7]
+    tokens.update(range(200), output)
+    assert tokens.ids.tolist() == list(range(1200))
+    assert tokens.counts.tolist() == [2 if id_ == 7 else int(id_ >= 150) for id_ in range(1200)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from sapwood_kernels.decode_layout import resident_grid
+from sapwood_server.formats.model_files import resolve_model
+from sapwood_server.model.config_files import load_model_config
+from sapwood_server.model.device_step import DeviceLimits, StepBuffers
+from sapwood_server.model.devices import DeviceChoice, DeviceKind
+from sapwood_server.model.kernel_configs import find_kernel_configs
+from sapwood_server.model.kv import BlockTables, PageBounds
+from sapwood_server.model.placement import place_rows
+from sapwood_server.model.step_inputs import idle_step, pad_step, step_inputs
 from sapwood_server.values.plan import PageCopy, Phase, RowPlan, StepPlan
 from support.device_runners import FEW_HEADS, make_device_model, make_device_runner
 from support.scale import scaled, suite_scale
@@ -160,6 +170,35 @@ def test_a_capture_restores_the_reserved_page(folder: Path) -> None:
     runner.kv_pages(0).fill_(1.0)
     runner.capture_graphs()
     assert not runner.kv_pages(0).any()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_graphs_tensors_stay_where_they_are(folder: Path, deterministic: bool) -> None:
+    """What a graph of four rows has captured is what a later step of three is loaded into: places, shapes, strides."""
+    config = load_model_config(resolve_model(str(folder)))
+    limits = DeviceLimits(num_tokens=8, num_sequences=4, max_model_len=256, page_size=16, num_pages=20)
+    device = DeviceChoice(kind=DeviceKind.INTERPRETER, detail="", reason="")
+    kernels = find_kernel_configs(config, torch.float32, device)
+    grid = None if deterministic else resident_grid(kernels.decode, 1)
+    buffers = StepBuffers(config, kernels, limits, grid, device.torch_device)
+    captured = tensors_of(buffers.load(idle_step(4, decode_by_prefill=deterministic)))
+    tables = BlockTables(16)
+    rows = [
+        RowPlan(sequence_id=i, token_ids=[5], start=30 + 40 * i, phase=Phase.DECODE, new_pages=range(1, 9))
+        for i in range(3)
+    ]
+    placed = place_rows(StepPlan(step=0, rows=tuple(rows)), tables, PageBounds(20, 16))
+    step = step_inputs(placed, tables, 16, decode_by_prefill=deterministic)
+    assert tensors_of(buffers.load(pad_step(step, 4))) == captured
+
+
+def tensors_of(value: object) -> list[tuple[object, ...]]:
+    """Place, shape and strides of every tensor in a dataclass, and its numbers, which a graph keeps as well."""
+    if isinstance(value, Tensor):
+        return [(value.data_ptr(), tuple(value.shape), value.stride())]
+    if dataclasses.is_dataclass(value):
+        return [found for field in dataclasses.fields(value) for found in tensors_of(getattr(value, field.name))]
+    return [(value,)]
 
 
 def test_a_step_of_more_than_the_buffers_hold_is_refused(folder: Path) -> None:

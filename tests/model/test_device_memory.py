@@ -33,7 +33,7 @@ def test_bytes_of_a_step_by_hand() -> None:
     """Activations: the residual in fp32; x before and after a linear and its sum; qkv, queries, what each phase
     attended to and both joined; the MLP's two. Then logits, partials and tables."""
     per_token = 4 * 32 + 2 * (3 * 32 + (4 + 2 * 2) * 8 + 3 * 4 * 8 + 2 * 64 + 64)
-    logits = 10 * 300 * (2 + 4 + 4 + 4 + 4)
+    logits = 10 * 300 * (2 + 4 + 4 + 4 + 4) + 16 * 300 * 32
     partials = 10 * 8 * 4 * (8 + 2) * 4
     tables = 500 * 8 * 4 + 2 * 10 * 500
     assert step_bytes(CONFIG, torch.bfloat16, SIZES) == 110 * per_token + logits + partials + tables

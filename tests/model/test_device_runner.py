@@ -77,6 +77,23 @@ def test_samples_come_back_in_the_plans_order(folder: Path, expected: list[int])
     assert found[0].sample_seconds > 0
 
 
+def test_more_choices_than_sequences_may_run(folder: Path) -> None:
+    """They are drawn in turns, and each draws what it draws alone."""
+    runner = make_device_runner(folder, max_num_seqs=2)
+    specs = [
+        SampleSpec(choice_key=c, choice=c, sampling=SamplingParams(seed=3), prompt_ids=(), output_ids=())
+        for c in range(5)
+    ]
+    found = []
+    for samples in (tuple(specs), *((spec,) for spec in specs)):
+        driver = Driver(runner)
+        row = driver.sequence().row(PROMPT[:4], Phase.PREFILL, samples)
+        found.append(ids_of(runner.execute(driver.plan([row])).samples[0]))
+        runner.execute(StepPlan(step=0, rows=(), released=(1,)))
+    assert found[0] == [one for alone in found[1:] for one in alone]
+    assert len(set(found[0])) > 1
+
+
 def test_a_damaged_row_fails_alone(folder: Path, expected: list[int]) -> None:
     """NaN in a page is the trouble of the sequence that has it."""
     runner = make_device_runner(folder)

@@ -19,6 +19,7 @@ from sapwood_server.model.devices import (
 NOTHING = DeviceFacts(has_triton=False, triton_interprets=False)
 HOPPER = DeviceFacts(has_triton=True, triton_interprets=False, gpu_name="H200", capability=(9, 0))
 TURING = dataclasses.replace(HOPPER, gpu_name="T4", capability=(7, 5))
+BLACKWELL = dataclasses.replace(HOPPER, gpu_name="B200", capability=(10, 0))
 NO_TRITON = dataclasses.replace(HOPPER, has_triton=False)
 INTERPRETED = dataclasses.replace(HOPPER, triton_interprets=True)
 
@@ -28,6 +29,8 @@ INTERPRETED = dataclasses.replace(HOPPER, triton_interprets=True)
     [
         ("auto", HOPPER, DeviceKind.CUDA, "torch and triton can use it"),
         ("cuda", HOPPER, DeviceKind.CUDA, "--device asks for it"),
+        ("cuda", BLACKWELL, DeviceKind.CUDA, "though nobody has tried the kernels on such a GPU"),
+        ("auto", BLACKWELL, DeviceKind.CPU, "B200 has compute capability 10.0, which is untried"),
         ("cpu", HOPPER, DeviceKind.CPU, "--device asks for it"),
         ("auto", NOTHING, DeviceKind.CPU, "torch finds no CUDA GPU"),
         ("auto", TURING, DeviceKind.CPU, "T4 has compute capability 7.5 (accepted: 8.0 or higher)"),
@@ -41,7 +44,7 @@ def test_choices(asked: str, facts: DeviceFacts, kind: DeviceKind, reason: str) 
     assert choice.kind is kind
     assert reason in choice.reason
     assert choice.torch_device.type == ("cuda" if kind is DeviceKind.CUDA else "cpu")
-    assert ("H200, compute capability 9.0" in choice.detail) == (kind is DeviceKind.CUDA)
+    assert (f"{facts.gpu_name}, compute capability " in choice.detail) == (kind is DeviceKind.CUDA)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,8 @@ def test_determinism_is_refused_where_products_may_depend_on_the_number_of_rows(
     ampere = dataclasses.replace(HOPPER, gpu_name="A100", capability=(8, 0))
     with pytest.raises(StartupError, match=r"A100, compute capability 8\.0 .* \(accepted: --device cpu\)"):
         check_deterministic(choose_device("cuda", ampere))
+    with pytest.raises(StartupError, match=r"B200, compute capability 10\.0"):
+        check_deterministic(choose_device("cuda", BLACKWELL))
     check_deterministic(choose_device("cuda", HOPPER))
     check_deterministic(choose_device("cpu", ampere))
     check_deterministic(choose_device("interpreter", INTERPRETED))

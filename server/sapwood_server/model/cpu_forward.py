@@ -16,7 +16,6 @@ from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.memory import KVPlan
 from sapwood_server.model.placement import PlacedRow, place_dense, place_rows
 from sapwood_server.model.rope import rotary_table
-from sapwood_server.model.runner import LogitRows
 from sapwood_server.values.plan import StepPlan
 
 
@@ -40,15 +39,12 @@ class CpuForward:
         self._kv.copy(plan.copies)
         return place_dense(place_rows(plan, self._tables, self._kv), self._kv, self._dense_kv)
 
-    def logits(self, placed: Sequence[PlacedRow], wanted: LogitRows) -> Tensor:
+    def logits(self, placed: Sequence[PlacedRow], tokens: Sequence[int]) -> Tensor:
         """See `runner.ForwardPass`."""
         hidden = self._hidden_states(placed)
-        if not wanted.tokens:
+        if not tokens:
             return torch.empty(0)
-        logits = self._decoder.logits(hidden if len(wanted.tokens) == len(hidden) else hidden[list(wanted.tokens)])
-        if wanted.num_rows > len(wanted.tokens):
-            logits = logits.repeat_interleave(torch.tensor(wanted.repeats), dim=0)
-        return logits
+        return self._decoder.logits(hidden if len(tokens) == len(hidden) else hidden[list(tokens)])
 
     def kv_pages(self, page: int) -> Tensor:
         """See `runner.ForwardPass`."""

@@ -56,15 +56,15 @@ class DecodeGraphs:
 def cuda_capture() -> Callable[[Run], Run]:
     """A capture for DecodeGraphs whose graphs share one pool of memory: they never run at once."""
     pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(run: Run) -> Run:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            run()  # compiles what is new, and has cuBLAS take its workspace, neither of which can be captured
+            run()  # compiles what is new, which can't be captured, and has cuBLAS take its workspace for this stream
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=side):
             run()
         return graph.replay
 

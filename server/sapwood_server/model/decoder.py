@@ -59,9 +59,10 @@ class Decoder:
             x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] -> fp32 [n, vocab_size]."""
-        return self._lm_head(hidden).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [n, hidden] -> fp32 [n, vocab_size], in `out` if it is given."""
+        logits = self._lm_head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
 
 
 def _make_layer(weights: LayerWeights, next_norm: Tensor, forms: LinearForms) -> DecoderLayer:

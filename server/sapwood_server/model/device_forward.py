@@ -23,7 +23,6 @@ from sapwood_server.model.kv import BlockTables
 from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.placement import PlacedRow, place_rows
 from sapwood_server.model.rope import rotary_table
-from sapwood_server.model.runner import LogitRows
 from sapwood_server.model.staging import stage_new
 from sapwood_server.model.step_inputs import idle_step, pad_step, step_inputs
 from sapwood_server.values.plan import Phase, StepPlan
@@ -56,7 +55,8 @@ class DeviceForward:
         self._kv = DeviceKV(config, limits.num_pages, limits.page_size, model.dtype, device)
         self._tables = BlockTables(limits.page_size)
         self._cos_sin = rotary_table(config, limits.max_model_len).to(device)
-        self._buffers = StepBuffers(config, setup.kernels, limits, setup.grid, device)
+        grid = None if setup.deterministic else setup.grid
+        self._buffers = StepBuffers(config, setup.kernels, limits, grid, device)
         num_rows = limits.max_rows if setup.graphs is not None else 0
         self._graph_logits = torch.empty(num_rows, config.vocab_size, device=device)
 
@@ -66,28 +66,23 @@ class DeviceForward:
         self._kv.copy(plan.copies)
         return place_rows(plan, self._tables, self._kv)
 
-    def logits(self, placed: Sequence[PlacedRow], wanted: LogitRows) -> Tensor:
+    def logits(self, placed: Sequence[PlacedRow], tokens: Sequence[int]) -> Tensor:
         """See `runner.ForwardPass`. A step of decode rows alone is replayed from a graph if there is one for it."""
         step = step_inputs(
             placed, self._tables, self._setup.limits.page_size, decode_by_prefill=self._setup.deterministic
         )
-        tokens, repeats = np.array(wanted.tokens, dtype=np.int64), wanted.repeats
+        wanted = np.array(tokens, dtype=np.int64)
         graphs = self._setup.graphs
         if graphs is not None and all(item.row.phase is Phase.DECODE for item in placed):
             bucket = graphs.bucket(len(placed))
             if bucket is not None:
                 self._buffers.load(pad_step(step, bucket))
                 graphs.replay(bucket)
-                return self._rows(self._graph_logits, np.repeat(tokens, repeats))
+                return self._rows(self._graph_logits, wanted)
         hidden = self._hidden_states(self._buffers.load(step))
         if not len(tokens):
             return hidden.new_empty(0)
-        if len(tokens) < step.num_tokens:
-            hidden = self._rows(hidden, tokens)
-        logits = self._decoder.logits(hidden)
-        if wanted.num_rows > len(tokens):
-            logits = self._rows(logits, np.repeat(np.arange(len(tokens)), repeats))
-        return logits
+        return self._decoder.logits(hidden if len(tokens) == step.num_tokens else self._rows(hidden, wanted))
 
     def kv_pages(self, page: int) -> Tensor:
         """See `runner.ForwardPass`."""
@@ -105,7 +100,7 @@ class DeviceForward:
         step = self._buffers.load(idle_step(num_rows, decode_by_prefill=self._setup.deterministic))
 
         def run() -> None:
-            self._graph_logits[:num_rows].copy_(self._decoder.logits(self._hidden_states(step)))
+            self._decoder.logits(self._hidden_states(step), out=self._graph_logits[:num_rows])
 
         return run
 

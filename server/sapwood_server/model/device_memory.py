@@ -12,6 +12,10 @@ from sapwood_server.model.config import ModelConfig
 
 LIBRARY_BYTES = 512 * 2**20
 """What cuBLAS, loaded kernels and gaps between blocks may take. A guess, to be measured on a GPU."""
+LOGPROB_ROWS = 16
+"""Rows whose log-probabilities are ranked at a time: a sort of them takes several times what they take."""
+_SORT_BYTES = 32
+"""Of each element that is ranked: its value and its 64-bit id, twice. A guess, to be measured."""
 _FP32 = 4
 
 
@@ -23,13 +27,13 @@ class StepSizes:
     num_sequences: int
     """Sequences that decode; also samples."""
     max_model_len: int
-    split_size: int
-    """Of the decode kernel, in tokens."""
+    split_size: int | None
+    """Of the decode kernel, in tokens; None: decode rows take the prefill kernel."""
 
     @property
     def max_splits(self) -> int:
         """Splits of the longest sequence."""
-        return -(-self.max_model_len // self.split_size)
+        return 0 if self.split_size is None else -(-self.max_model_len // self.split_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,9 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype, sizes: StepSizes) -> int
     """Bytes that a step takes beside weights and pages: the sum of four parts, each as large as it gets.
 
     Activations of one layer (of two runs: the graphs of decode steps hold a second set); logits, as the head gives
-    them, in fp32, in the graphs' own buffer, and twice more for what sampling makes of them; partial results of split
-    decode attention; rotary table and block tables. StartupError for more partial results than kernels take.
+    them, in fp32, in the graphs' own buffer, and twice more for what sampling makes of them, and the ranking of some;
+    partial results of split decode attention; rotary table and block tables. StartupError for more partial results
+    than kernels take.
     """
     num_heads, head_dim = config.num_heads, config.head_dim
     # qkv; then queries, what the two phases attended to, and that joined.
@@ -54,6 +59,7 @@ def step_bytes(config: ModelConfig, dtype: torch.dtype, sizes: StepSizes) -> int
     per_token += (qkv + 3 * config.intermediate_size) * dtype.itemsize
     activations = (sizes.num_tokens + sizes.num_sequences) * per_token
     logits = sizes.num_sequences * config.vocab_size * (dtype.itemsize + 4 * _FP32)
+    logits += LOGPROB_ROWS * config.vocab_size * _SORT_BYTES
     partials = sizes.num_sequences * sizes.max_splits * num_heads * (head_dim + 2) * _FP32
     if partials > MAX_BYTES:
         raise StartupError(

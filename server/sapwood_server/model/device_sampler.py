@@ -13,6 +13,7 @@ from sapwood_kernels.dispatch_triton import TritonOps
 from sapwood_kernels.logit_edits import LogitEdits, RowEdits, build_logit_edits
 from sapwood_kernels.sample import SamplingTensors
 from sapwood_server.model.choice_tokens import ChoiceTokens
+from sapwood_server.model.device_memory import LOGPROB_ROWS
 from sapwood_server.model.penalties import is_edited, is_penalised
 from sapwood_server.model.staging import fetch, stage_new
 from sapwood_server.values.plan import Draw, DrawFailure, FailedDraw, Sampled, SampleSpec, TokenLogprob
@@ -156,8 +157,10 @@ class DeviceSampler:
         rows = [row for row, spec in enumerate(specs) if spec.sampling.top_logprobs is not None]
         if not rows:
             return None
-        asked = logits[:, : self._num_tokens].index_select(0, self._index(rows))
-        return _OwnLogprobs(rows, asked.log_softmax(-1))
+        values = torch.empty(len(rows), self._num_tokens, device=self._device)
+        for block, part in zip(_blocks(self._index(rows)), _blocks(values), strict=True):
+            part.copy_(logits[:, : self._num_tokens].index_select(0, block).log_softmax(-1))
+        return _OwnLogprobs(rows, values)
 
     def _chosen_and_top(
         self, own: _OwnLogprobs, drawn: Tensor, specs: Sequence[SampleSpec]
@@ -171,12 +174,25 @@ class DeviceSampler:
         logprobs = own.values.gather(1, chosen.clamp(0, last)[:, None])[:, 0]
         logprobs = torch.where(chosen > last, -torch.inf, logprobs)
         most = min(max(spec.sampling.top_logprobs or 0 for spec in asking), self._num_tokens)
-        # A whole sort, for topk takes any of equal ones.
-        values, ids = torch.sort(own.values, dim=-1, descending=True, stable=True)
-        return logprobs, values[:, :most], ids[:, :most]
+        if most == 0:
+            none = own.values.new_empty(len(own.rows), 0)
+            return logprobs, none, none
+        values, ids = zip(*(self._ranked(block, most) for block in _blocks(own.values)), strict=True)
+        return logprobs, torch.cat(values), torch.cat(ids)
+
+    @staticmethod
+    def _ranked(logprobs: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The `most` likely of each row, the smaller id first among equals: topk would take any of them."""
+        values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
+        return values[:, :most].clone(), ids[:, :most].clone()
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return stage_new(np.array(rows, dtype=np.int64), self._device)
+
+
+def _blocks(rows: Tensor) -> tuple[Tensor, ...]:
+    """Views of LOGPROB_ROWS rows each."""
+    return torch.split(rows, LOGPROB_ROWS)
 
 
 def _draw(spec: SampleSpec, drawn: int, is_finite: bool) -> Draw:

@@ -102,29 +102,52 @@ class DeviceStep:
     prefill: PrefillStep | None
 
 
-class StepBuffers:
-    """The buffers that every step uses, one after the other."""
+class DecodeBuffers:
+    """The decode phase: sequences, work and partial results."""
 
     def __init__(
         self, config: ModelConfig, kernels: KernelConfigs, limits: DeviceLimits, grid: DecodeGrid, device: torch.device
     ) -> None:
+        self._sequences = PhaseBuffers(limits, device)
+        self._layout = DecodeLayout(
+            config=kernels.decode,
+            arch=kernels.arch,
+            group=config.num_heads // config.num_kv_heads,
+            page_size=limits.page_size,
+            num_pages=limits.num_pages,
+            capacity=limits.num_sequences * -(-limits.max_model_len // kernels.decode.split_size),
+        )
+        self._work = DecodeWork.allocate(self._layout, limits.num_sequences, grid, device)
+        self._partials = allocate_partials(self._layout.capacity, config.num_heads, config.head_dim, device)
+
+    def load(self, inputs: PhaseInputs) -> DecodeStep:
+        """Copies a step's arrays and plans its work."""
+        self._sequences.load(inputs)
+        self._work.load(build_decode_work(inputs.block_table, inputs.num_keys, self._layout), copy=stage)
+        return DecodeStep(batch=self._sequences.batch(inputs.num_sequences), work=self._work, partials=self._partials)
+
+
+class StepBuffers:
+    """The buffers that every step uses, one after the other."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: KernelConfigs,
+        limits: DeviceLimits,
+        grid: DecodeGrid | None,
+        device: torch.device,
+    ) -> None:
+        """grid: programs of the decode kernel; None: no row is ever of the decode phase."""
         self._kernels = kernels
         self._group = config.num_heads // config.num_kv_heads
         self._token_ids, self._positions, self._slots = (
             torch.zeros(limits.num_tokens, dtype=torch.int64, device=device) for _ in range(3)
         )
         self._cos_sin = torch.zeros(limits.num_tokens, config.head_dim, device=device)
-        self._decode, self._prefill = PhaseBuffers(limits, device), PhaseBuffers(limits, device)
-        self._layout = DecodeLayout(
-            config=kernels.decode,
-            arch=kernels.arch,
-            group=self._group,
-            page_size=limits.page_size,
-            num_pages=limits.num_pages,
-            capacity=limits.num_sequences * -(-limits.max_model_len // kernels.decode.split_size),
-        )
-        self._decode_work = DecodeWork.allocate(self._layout, limits.num_sequences, grid, device)
-        self._partials = allocate_partials(self._layout.capacity, config.num_heads, config.head_dim, device)
+        self._limits = limits
+        self._prefill = PhaseBuffers(limits, device)
+        self._decode = None if grid is None else DecodeBuffers(config, kernels, limits, grid, device)
         num_items = prefill_capacity(limits.num_tokens, limits.num_sequences, kernels.prefill, self._group)
         self._prefill_items = torch.zeros(num_items, 2, dtype=torch.int32, device=device)
         self._prefill_count = torch.zeros(1, dtype=torch.int32, device=device)
@@ -137,28 +160,27 @@ class StepBuffers:
         stage(self._token_ids, step.token_ids)
         stage(self._positions, step.positions)
         stage(self._slots, step.slots)
-        if step.decode.num_sequences:
-            self._decode.load(step.decode)
-            lists = build_decode_work(step.decode.block_table, step.decode.num_keys, self._layout)
-            self._decode_work.load(lists, copy=stage)
+        decode = self._load_decode(step.decode) if step.decode.num_sequences else None
         num_items = 0
         if step.prefill.num_sequences:
             self._prefill.load(step.prefill)
             num_queries, num_keys = step.prefill.num_queries, step.prefill.num_keys
-            check_block_table(step.prefill.block_table, num_keys, self._layout.page_size, self._layout.num_pages)
+            check_block_table(step.prefill.block_table, num_keys, self._limits.page_size, self._limits.num_pages)
             items = build_prefill_work(num_queries, num_keys, self._kernels.prefill, self._group)
             num_items = len(items)
             stage(self._prefill_items, items)
             stage(self._prefill_count, np.array([num_items], dtype=np.int32))
-        return self._views(step, num_items)
+        return self._views(step, decode, num_items)
 
-    def _views(self, step: StepInputs, num_items: int) -> DeviceStep:
-        num_tokens, num_decoding, num_prefilling = (
-            step.num_tokens,
-            step.decode.num_sequences,
-            step.prefill.num_sequences,
-        )
-        decode = DecodeStep(batch=self._decode.batch(num_decoding), work=self._decode_work, partials=self._partials)
+    def _load_decode(self, inputs: PhaseInputs) -> DecodeStep:
+        if self._decode is None:
+            raise ValueError(
+                f"the step has {inputs.num_sequences} decode rows; accepted: none, without a decode kernel"
+            )
+        return self._decode.load(inputs)
+
+    def _views(self, step: StepInputs, decode: DecodeStep | None, num_items: int) -> DeviceStep:
+        num_tokens, num_prefilling = step.num_tokens, step.prefill.num_sequences
         work = PrefillWork(
             self._prefill_items, self._prefill_count, num_items, self._kernels.prefill, self._kernels.arch
         )
@@ -167,6 +189,6 @@ class StepBuffers:
             positions=self._positions[:num_tokens],
             slots=self._slots[:num_tokens],
             cos_sin=self._cos_sin[:num_tokens],
-            decode=decode if num_decoding else None,
+            decode=decode,
             prefill=PrefillStep(batch=self._prefill.batch(num_prefilling), work=work) if num_prefilling else None,
         )

@@ -13,9 +13,11 @@ from sapwood_server.errors import StartupError
 
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU. Below it there is neither bfloat16 nor `cp.async`, and the kernels count on both."""
-LEAST_DETERMINISTIC_CAPABILITY = (9, 0)
-"""From here on the only way in which cuBLAS sums differently for another number of rows is splitting along K, which it
-does not do without a workspace (vLLM's batch-invariant mode rests on the same)."""
+DETERMINISTIC_CAPABILITY = (9, 0)
+"""There the only way in which cuBLAS sums differently for another number of rows is splitting along K, which it does
+not do without a workspace (vLLM's batch-invariant mode rests on the same)."""
+UNTRIED_CAPABILITY = (10, 0)
+"""From here on nobody has tried the kernels: they take the tiles of an older GPU."""
 
 
 class DeviceKind(enum.Enum):
@@ -71,11 +73,15 @@ def choose_device(asked: str, facts: DeviceFacts) -> DeviceChoice:
             raise StartupError("--device is interpreter, which needs TRITON_INTERPRET=1 in this process's environment")
         return DeviceChoice(kind=DeviceKind.INTERPRETER, detail=_cpu_detail(), reason="--device asks for it")
     problem = find_gpu_problem(facts)
+    is_untried = facts.capability >= UNTRIED_CAPABILITY
+    if problem is None and is_untried and asked == "auto":
+        major, minor = facts.capability
+        problem = f"{facts.gpu_name} has compute capability {major}.{minor}, which is untried (accepted: --device cuda)"
     if problem is None:
         return DeviceChoice(
             kind=DeviceKind.CUDA,
             detail=f"{facts.gpu_name}, compute capability {facts.capability[0]}.{facts.capability[1]}",
-            reason="--device asks for it" if asked == DeviceKind.CUDA.value else "torch and triton can use it",
+            reason=_gpu_reason(asked, is_untried),
             capability=facts.capability,
         )
     if asked == DeviceKind.CUDA.value:
@@ -99,10 +105,10 @@ def find_gpu_problem(facts: DeviceFacts) -> str | None:
 
 def check_deterministic(device: DeviceChoice) -> None:
     """StartupError if products on this device may depend on the number of rows, whatever we set."""
-    if device.kind is DeviceKind.CUDA and device.capability < LEAST_DETERMINISTIC_CAPABILITY:
+    if device.kind is DeviceKind.CUDA and device.capability != DETERMINISTIC_CAPABILITY:
         raise StartupError(
-            f"--deterministic needs a GPU of compute capability 9.0 or higher: on {device.detail} cuBLAS may sum in an "
-            "order that depends on the number of rows (accepted: --device cpu)"
+            f"--deterministic needs a GPU of compute capability 9.0: on {device.detail} cuBLAS may sum in an order "
+            "that depends on the number of rows (accepted: --device cpu)"
         )
 
 
@@ -118,6 +124,12 @@ def read_device_facts() -> DeviceFacts:
         gpu_name=torch.cuda.get_device_name(0),
         capability=torch.cuda.get_device_capability(0),
     )
+
+
+def _gpu_reason(asked: str, is_untried: bool) -> str:
+    if asked != DeviceKind.CUDA.value:
+        return "torch and triton can use it"
+    return "--device asks for it" + (", though nobody has tried the kernels on such a GPU" if is_untried else "")
 
 
 def _cpu(reason: str) -> DeviceChoice:

@@ -94,17 +94,20 @@ def plan_load(config: ServerConfig) -> LoadPlan:
     max_batched_tokens = config.max_batched_tokens or default_max_batched_tokens(model, device.kind)
     max_num_seqs = min(config.max_num_seqs, max_batched_tokens)  # each that runs takes a token of every step
     kernels = None if device.kind is DeviceKind.CPU else find_kernel_configs(model, dtype.dtype, device)
-    if device.kind is DeviceKind.CUDA and kernels is not None:
+    sizes = None
+    if kernels is not None:
         sizes = StepSizes(
             num_tokens=max_batched_tokens,
             num_sequences=max_num_seqs,
             max_model_len=max_model_len,
-            split_size=kernels.decode.split_size,
+            split_size=None if config.deterministic else kernels.decode.split_size,
         )
+    if device.kind is DeviceKind.CUDA and sizes is not None:
         gpu = read_gpu_memory(device.torch_device)
         weights, kv_memory = share_gpu_memory(config, gpu, model, dtype.dtype, sizes)
     else:
-        weights, kv_memory = _share_cpu_memory(config, files, model, dtype.dtype, max_model_len)
+        step = 0 if sizes is None else step_bytes(model, dtype.dtype, sizes)
+        weights, kv_memory = _share_cpu_memory(config, files, model, dtype.dtype, max_model_len, step)
     sequence_tokens = config.max_model_len or min(max_model_len, MIN_SEQUENCE_TOKENS)
     kv = plan_kv(model, dtype.dtype, config.page_size, sequence_tokens, kv_memory)
     decodes_from_copies = device.kind is DeviceKind.CPU and not config.deterministic
@@ -153,16 +156,16 @@ def _power_of_two(number: int, low: int, high: int) -> int:
 
 
 def _share_cpu_memory(
-    config: ServerConfig, files: ModelFiles, model: ModelConfig, dtype: torch.dtype, max_model_len: int
+    config: ServerConfig, files: ModelFiles, model: ModelConfig, dtype: torch.dtype, max_model_len: int, step: int
 ) -> tuple[WeightPlan, int]:
-    """Weights, and bytes for pages."""
+    """Weights, and bytes for pages. step: bytes that a step of the interpreter takes besides."""
     available = available_memory()
     num_q4 = num_packed_parameters(read_gguf_header(files.location)) if files.is_gguf else 0
     weights = plan_weights(model, dtype, num_q4, available, deterministic=config.deterministic)
     if config.kv_memory_bytes is not None:
         return weights, config.kv_memory_bytes
     most_tokens = min(max_model_len, CPU_KV_LIMIT // kv_bytes_per_token(model, dtype))
-    return weights, default_kv_memory(available, weights.num_bytes + rotary_bytes(model, most_tokens))
+    return weights, default_kv_memory(available, weights.num_bytes + rotary_bytes(model, most_tokens) + step)
 
 
 def share_gpu_memory(

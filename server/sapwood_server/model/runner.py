@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from sapwood_server.model.placement import PlacedRow
+from sapwood_server.model.staging import stage_new
 from sapwood_server.values.messages import EngineInfo
 from sapwood_server.values.plan import Draw, SampleSpec, StepPlan, StepResult
-
-
-@dataclass(frozen=True)
-class LogitRows:
-    """Which logits of a step are wanted."""
-
-    tokens: Sequence[int]
-    """Of the step's tokens, ascending; the head runs once for each."""
-    repeats: Sequence[int]
-    """How many rows of logits each of them gives: one for each sample."""
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.repeats)
 
 
 class ForwardPass(Protocol):
@@ -37,9 +25,9 @@ class ForwardPass(Protocol):
         """Everything that comes before the forward pass: releases, page copies, block tables. The rows in the order of
         computing. ValueError for a plan that breaks its own rules."""
 
-    def logits(self, placed: Sequence[PlacedRow], wanted: LogitRows) -> Tensor:
-        """Every token of the placed rows through the decoder, its KV written: fp32 [wanted.num_rows, vocab_size], the
-        caller's own."""
+    def logits(self, placed: Sequence[PlacedRow], tokens: Sequence[int]) -> Tensor:
+        """Every token of the placed rows through the decoder, its KV written. `tokens` are some of the step's,
+        ascending: their logits are returned, fp32 [len(tokens), vocab_size], the caller's own."""
 
     def kv_pages(self, page: int) -> Tensor:
         """What a page holds now, [num_layers, 2, num_kv_heads, page_size, head_dim]: to be read only."""
@@ -74,15 +62,32 @@ class ModelRunner:
             started = time.perf_counter()
             self._sampler.drop(plan.ended_choices)
             placed = self._forward.place(plan)
-            specs = [spec for item in placed for spec in item.row.samples]
-            logits = self._forward.logits(placed, _sampled_rows(placed)) if placed else None
+            logits = self._forward.logits(placed, _sampled_tokens(placed)) if placed else None
             computed = time.perf_counter()
-            sampled = self._sampler.sample(logits, specs) if specs and logits is not None else []
+            sampled = self._draw(placed, logits) if logits is not None else []
             return StepResult(
                 samples=_by_plan(placed, sampled),
                 forward_seconds=computed - started,
                 sample_seconds=time.perf_counter() - computed,
             )
+
+    def _draw(self, placed: Sequence[PlacedRow], logits: Tensor) -> list[Draw]:
+        """Draws in the order of computing, from one row of logits for each row that is sampled from.
+
+        Of at most `max_num_seqs` samples at a time: memory is planned for as many, and a request's `n` may be more.
+        """
+        sampled_rows = [item.row.samples for item in placed if item.row.samples]
+        specs = list(itertools.chain.from_iterable(sampled_rows))
+        counts = [len(samples) for samples in sampled_rows]
+        if len(specs) == len(counts):
+            return self._sampler.sample(logits, specs) if specs else []
+        rows = np.repeat(np.arange(len(counts)), counts)
+        draws: list[Draw] = []
+        for start in range(0, len(specs), self.info.max_num_seqs):
+            chosen = slice(start, start + self.info.max_num_seqs)
+            repeated = logits.index_select(0, stage_new(rows[chosen], logits.device))
+            draws += self._sampler.sample(repeated, specs[chosen])
+        return draws
 
     def token_logits(self, plan: StepPlan) -> tuple[Tensor, ...]:
         """Executes the plan without sampling; the logits of every token, fp32 [num_tokens, vocab_size] per row.
@@ -92,7 +97,7 @@ class ModelRunner:
         with torch.inference_mode():
             placed = self._forward.place(plan)
             counts = [len(item.row.token_ids) for item in placed]
-            logits = self._forward.logits(placed, LogitRows(range(sum(counts)), [1] * sum(counts)))
+            logits = self._forward.logits(placed, range(sum(counts)))
             rows = sorted(zip(placed, torch.split(logits, counts), strict=True), key=lambda pair: pair[0].index)
             return tuple(part for _, part in rows)
 
@@ -110,16 +115,15 @@ class ModelRunner:
         self.info = msgspec.structs.replace(self.info, load_seconds=seconds)
 
 
-def _sampled_rows(placed: Sequence[PlacedRow]) -> LogitRows:
-    """The last token of each row that is sampled from."""
-    tokens, repeats = [], []
+def _sampled_tokens(placed: Sequence[PlacedRow]) -> list[int]:
+    """The last token of each row that is sampled from: the head runs once for each, however many samples that are."""
+    tokens = []
     token = -1
     for item in placed:
         token += len(item.row.token_ids)
         if item.row.samples:
             tokens.append(token)
-            repeats.append(len(item.row.samples))
-    return LogitRows(tokens, repeats)
+    return tokens
 
 
 def _by_plan(placed: Sequence[PlacedRow], sampled: Sequence[Draw]) -> tuple[tuple[Draw, ...], ...]:
