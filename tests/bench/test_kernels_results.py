@@ -159,6 +159,16 @@ def test_what_was_not_measured_is_not_met() -> None:
     assert not is_good(nothing)
 
 
+@pytest.mark.parametrize("table", ["decode", "prefill", "shared", "model"])
+def test_chosen_steps_are_judged_by_their_own_targets(table: str) -> None:
+    chosen = [step for step in good_run() if step.step in ("ceilings", table)]
+    assert judge(chosen) == [target for target in judge(good_run()) if target in judge(chosen)]
+    assert {target.verdict for target in judge(chosen)} == {"met"}
+    assert is_good(chosen)
+    assert not is_good([StepResult(step=table)])  # its case did not run
+    assert is_good([step for step in good_run() if step.step == "versions"])
+
+
 def test_the_table_has_every_row_and_verdict() -> None:
     text = as_table(good_run())
     for part in (

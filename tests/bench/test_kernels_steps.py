@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from sapwood_bench.kernels.device import Device, NoDeviceError, measured_device
 from sapwood_bench.kernels.model_step import LLAMA_8B, chunk_flops, matrix_parameters, step_bytes
 from sapwood_bench.kernels.results import Check, Row, StepResult, read_steps
 from sapwood_bench.kernels.steps import RunOptions, run_step
+from sapwood_bench.kernels.workers import Outcome, Parts
 from sapwood_kernels.config_table import config_rows
 from sapwood_server.errors import StartupError
 from support.scale import suite_scale
@@ -93,12 +95,20 @@ def test_an_error_ends_its_task_and_time_ends_the_rest(monkeypatch: pytest.Monke
         yield Row(table="decode", name="fine", us=1.0, num_bytes=1)
 
     tasks = {"bad": fails(RESOURCES), "good": fine, "worse": fails(StartupError("no")), "late": fine}
-    found = steps.run_tasks(tasks, StepResult(step="decode"), deadline=10.0)
+    saved: list[StepResult] = []
+    found = steps.run_tasks(tasks, StepResult(step="decode"), 10.0, saved.append)
     assert found.problems == (f"bad: OutOfResources: {RESOURCES}", "worse: StartupError: no")
     assert [row.name for row in found.rows] == ["fine"]
     assert [check.name for check in found.checks] == ["came first", "came first"]
     assert found.left_out == ("late: out of time",)
     assert found.failed
+    assert [each.problems[-1] for each in saved] == ["in progress: bad", "in progress: good", "in progress: worse"]
+    counts = [(len(each.rows), len(each.checks), len(each.problems)) for each in saved]
+    assert counts == [
+        (0, 0, 1),
+        (0, 1, 2),
+        (1, 1, 2),
+    ]
 
 
 def test_parts_of_a_check_step_fail_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +118,14 @@ def test_parts_of_a_check_step_fail_by_themselves(monkeypatch: pytest.MonkeyPatc
         return [Check(name=name)]
 
     monkeypatch.setitem(CHECKS, "identity", CheckStep(lambda dry: ["a", "bad", "b"], check))
-    found = workers.run_apart("identity", ["a", "bad", "b"], dry=True, workers=1, deadline=time.monotonic() + 60)
+    saved: list[Outcome] = []
+    parts = Parts("identity", ["a", "bad", "b"], dry=True, save=saved.append)
+    found = workers.run_apart(parts, workers=1, deadline=time.monotonic() + 60)
     assert [each.name for each in found.checks] == ["a", "b"]
     assert found.problems == (f"bad: OutOfResources: {RESOURCES}",)
-    late = workers.run_apart("identity", ["a"], dry=True, workers=1, deadline=time.monotonic() - 1)
+    assert [each.problems[-1] for each in saved] == ["in progress: a", "in progress: bad", "in progress: b"]
+    assert [len(each.checks) for each in saved] == [0, 1, 1]
+    late = workers.run_apart(Parts("identity", ["a"], dry=True), workers=1, deadline=time.monotonic() - 1)
     assert late.left_out == ("a: out of time",)
 
 
@@ -125,7 +139,10 @@ def test_another_error_of_a_process_is_its_parts_alone(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(CHECKS, "identity", CheckStep(lambda dry: ["a", "bad", "b"], check))
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda max_workers, mp_context: ThreadPoolExecutor(max_workers))
-    found = workers.run_apart("identity", ["a", "bad", "b"], dry=True, workers=2, deadline=time.monotonic() + 60)
+    saved: list[Outcome] = []
+    parts = Parts("identity", ["a", "bad", "b"], dry=True, save=saved.append)
+    found = workers.run_apart(parts, workers=2, deadline=time.monotonic() + 60)
+    assert sorted(saved[0].problems[0].removeprefix("in progress: ").split("; ")) == ["a", "b", "bad"]
     assert sorted(each.name for each in found.checks) == ["a", "b"]
     assert found.problems == ("bad: KeyError: 'mistake'",)
 
@@ -155,9 +172,34 @@ def test_launches_are_repeated_on_a_device_that_runs_anothers_rows(
 def test_processes_of_their_own() -> None:
     """Two of them, on real parts."""
     names = ["logits_prepare's edits, bitwise", "rope_kv_store with head norms into e4m3"]
-    found = workers.run_apart("ops", names, dry=True, workers=2, deadline=time.monotonic() + 200)
+    found = workers.run_apart(Parts("ops", names, dry=True), workers=2, deadline=time.monotonic() + 200)
     assert found.problems == ()
     assert sorted(check.name for check in found.checks) == names
+
+
+_ENDED = """
+import os, signal, sys
+from sapwood_bench.kernels import steps
+from sapwood_bench.kernels.__main__ import main
+from sapwood_bench.kernels.results import Row
+def fine():
+    yield Row(table="decode", name="fine", us=1.0, num_bytes=1)
+def ended():
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield from ()
+tasks = {"fine": fine, "ended": ended}
+steps.STEPS["decode"] = lambda options, found, deadline: steps.run_tasks(tasks, found, deadline, options.save)
+main(["--out", sys.argv[1], "--dry-run", "--step", "decode"])
+"""
+
+
+def test_a_step_that_is_ended_has_left_what_it_found(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _ENDED, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    (found,) = read_steps(tmp_path, ["decode"])
+    assert [row.name for row in found.rows] == ["fine"]
+    assert found.problems == ("in progress: ended",)
+    assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
 
 
 _WITHOUT = """

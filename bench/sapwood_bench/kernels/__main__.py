@@ -19,7 +19,7 @@ _DEFAULT_SECONDS = 120.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs steps one after the other; each leaves its result in the folder at once."""
+    """Runs steps one after the other; each leaves in the folder what it has found, as soon as it has found it."""
     options = _parser().parse_args(arguments)
     try:
         device = measured_device(options.dry_run)
@@ -31,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for step in options.step or ORDER:
         result = run_step(
             step,
-            RunOptions(device=device, seconds=options.seconds, quick=options.quick, workers=options.workers),
+            RunOptions(
+                device=device,
+                seconds=options.seconds,
+                quick=options.quick,
+                workers=options.workers,
+                save=lambda found: write_step(found, options.out),
+            ),
         )
         write_step(result, options.out)
         print(f"{step}: {'FAILED' if result.failed else 'ok'} after {result.seconds:.1f} s", file=sys.stderr)

@@ -141,9 +141,16 @@ class StepResult:
 
 
 def write_step(result: StepResult, folder: Path) -> None:
-    """As `STEP.json` in the folder."""
+    """As `STEP.json` in the folder, whole or not at all: the process may be ended at any time."""
     text = json.dumps(asdict(result), indent=1)
-    (folder / f"{result.step}.json").write_text(text + "\n", encoding="utf-8")
+    unfinished = folder / f"{result.step}.json.new"
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(folder / f"{result.step}.json")
+
+
+def in_progress(*names: str) -> str:
+    """The problem of a result that is saved while these are at work; one that says so at the end was cut short."""
+    return f"in progress: {'; '.join(names)}"
 
 
 def read_steps(folder: Path, order: Sequence[str]) -> list[StepResult]:

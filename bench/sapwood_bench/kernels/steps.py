@@ -17,11 +17,16 @@ from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.device import Device, describe
 from sapwood_bench.kernels.errors import MEASURE_ERRORS
 from sapwood_bench.kernels.pointwise import LOGIT_ROWS, NUM_ROWS, ON_LOGITS, OPS, time_op
-from sapwood_bench.kernels.results import Ceilings, Check, Row, StepResult
+from sapwood_bench.kernels.results import Ceilings, Check, Row, StepResult, in_progress
 from sapwood_bench.kernels.timing import ROUNDS, first_line
-from sapwood_bench.kernels.workers import run_apart
+from sapwood_bench.kernels.workers import Outcome, Parts, run_apart
 
 Task = Callable[[], Iterator[Row | Check]]
+Save = Callable[[StepResult], None]
+
+
+def _forget(result: StepResult) -> None:
+    """For whoever waits for the whole of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +40,22 @@ class RunOptions:
     """Two cases of each table."""
     workers: int = 1
     """Processes for what is checked and not timed: most of its time goes into compiling."""
+    save: Save = _forget
+    """Takes what a step has found so far, whenever that is more; what it is at is among its problems."""
 
 
 def run_step(step: str, options: RunOptions) -> StepResult:
     """Carries out a step of STEPS. What goes wrong in it is in its result; only an unknown step raises (KeyError)."""
     started = time.monotonic()
     found = StepResult(step=step, machine=describe(options.device), dry=options.device.dry)
-    found = STEPS[step](options, found, started + options.seconds)
-    return replace(found, seconds=round(time.monotonic() - started, 1))
+
+    def timed(result: StepResult) -> StepResult:
+        return replace(result, seconds=round(time.monotonic() - started, 1))
+
+    def save(result: StepResult) -> None:
+        options.save(timed(result))
+
+    return timed(STEPS[step](replace(options, save=save), found, started + options.seconds))
 
 
 def _versions(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
@@ -63,15 +76,19 @@ def _checked(options: RunOptions, found: StepResult, deadline: float) -> StepRes
         names = kinds.names(options.device.dry)
     except MEASURE_ERRORS as error:
         return replace(found, problems=(first_line(error),))
-    outcome = run_apart(found.step, names, options.device.dry, options.workers, deadline)
-    return replace(found, checks=outcome.checks, problems=outcome.problems, left_out=outcome.left_out)
+
+    def with_outcome(outcome: Outcome) -> StepResult:
+        return replace(found, checks=outcome.checks, problems=outcome.problems, left_out=outcome.left_out)
+
+    parts = Parts(found.step, names, options.device.dry, save=lambda outcome: options.save(with_outcome(outcome)))
+    return with_outcome(run_apart(parts, options.workers, deadline))
 
 
 def _attention(make: Callable[[], tuple[cases.AttentionCase, ...]]) -> Step:
     def step(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
         chosen = cases.quick(make()) if options.quick else make()
         tasks = {case.name: _case_task(case, found.step, options.device) for case in chosen}
-        return run_tasks(tasks, found, deadline)
+        return run_tasks(tasks, found, deadline, options.save)
 
     return step
 
@@ -99,7 +116,7 @@ def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepR
         return task
 
     tasks = {f"{op}, {count} rows": task_of(op, count) for op in OPS for count in counts(op)}
-    return run_tasks(tasks, found, deadline)
+    return run_tasks(tasks, found, deadline, options.save)
 
 
 def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
@@ -115,25 +132,32 @@ def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResul
 
         return task
 
-    return run_tasks({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline)
+    return run_tasks({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline, options.save)
 
 
-def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float) -> StepResult:
-    """Runs the tasks in turn until the deadline. One of MEASURE_ERRORS ends its task, not the step."""
+def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float, save: Save = _forget) -> StepResult:
+    """Runs the tasks in turn until the deadline. One of MEASURE_ERRORS ends its task, not the step. What was found
+    so far is saved before each."""
     rows: list[Row] = []
     checks: list[Check] = []
     problems: list[str] = []
     left_out: list[str] = []
+
+    def so_far(*more: str) -> StepResult:
+        lists = {"rows": rows, "checks": checks, "problems": [*problems, *more], "left_out": left_out}
+        return replace(found, **{name: tuple(values) for name, values in lists.items()})  # type: ignore[arg-type]
+
     for name, task in tasks.items():
         if time.monotonic() > deadline:
             left_out.append(f"{name}: out of time")
             continue
+        save(so_far(in_progress(name)))
         try:
             for result in task():
                 (rows if isinstance(result, Row) else checks).append(result)  # type: ignore[arg-type]
         except MEASURE_ERRORS as error:
             problems.append(f"{name}: {first_line(error)}")
-    return replace(found, rows=tuple(rows), checks=tuple(checks), problems=tuple(problems), left_out=tuple(left_out))
+    return so_far()
 
 
 Step = Callable[[RunOptions, StepResult, float], StepResult]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sapwood_bench.kernels.results import Ceilings, Row, StepResult, Target, all_rows
 
@@ -24,36 +24,31 @@ SDPA = "sdpa "
 
 
 def judge(steps: Sequence[StepResult]) -> list[Target]:
-    """Every target, also those whose case did not run."""
+    """Every target of the tables among the steps, also those whose case did not run."""
+    tables = {step.step for step in steps}
+    return [target for table, target in _every_target(steps) if table in tables]
+
+
+def _every_target(steps: Sequence[StepResult]) -> Iterator[tuple[str, Target]]:
+    """With its table."""
     ceilings = next((step.ceilings for step in steps if step.ceilings is not None), None)
     shared = all_rows(steps, "shared")
     gains = [gain for row in shared if (gain := row.times_faster(UNGROUPED)) is not None]
     prefill = _named(all_rows(steps, "prefill"), PREFILL_CASE)
     gained = _named(shared, SHARED_CASE)
-    return [
-        *_decode_targets(all_rows(steps, "decode"), ceilings),
-        Target(
-            name=f"{PREFILL_CASE}: share of matmul",
-            value=None if prefill is None or ceilings is None else prefill.tf_s() / ceilings.mm_tf_s,
-            at_least=PREFILL_OF_MM,
-        ),
-        Target(
-            name=f"{PREFILL_CASE}: speed over the best SDPA backend's",
-            value=None if prefill is None else prefill.times_faster(SDPA),
-            at_least=PREFILL_OF_SDPA,
-        ),
-        Target(
-            name=f"{SHARED_CASE}: speed over ungrouped",
-            value=None if gained is None else gained.times_faster(UNGROUPED),
-            at_least=SHARED_GAIN,
-        ),
-        Target(name="worst shared case: speed over ungrouped", value=min(gains, default=None), at_least=SHARED_LEAST),
-        Target(
-            name=f"{STEP_CASE}: floor of weights and keys over time",
-            value=_floor_share(_named(all_rows(steps, "model"), STEP_CASE), ceilings),
-            at_least=STEP_OF_FLOOR,
-        ),
-    ]
+    yield from (("decode", target) for target in _decode_targets(all_rows(steps, "decode"), ceilings))
+    prefill_of_mm = None if prefill is None or ceilings is None else prefill.tf_s() / ceilings.mm_tf_s
+    prefill_of_sdpa = None if prefill is None else prefill.times_faster(SDPA)
+    gain = None if gained is None else gained.times_faster(UNGROUPED)
+    of_floor = _floor_share(_named(all_rows(steps, "model"), STEP_CASE), ceilings)
+    for table, name, value, at_least in (
+        ("prefill", f"{PREFILL_CASE}: share of matmul", prefill_of_mm, PREFILL_OF_MM),
+        ("prefill", f"{PREFILL_CASE}: speed over the best SDPA backend's", prefill_of_sdpa, PREFILL_OF_SDPA),
+        ("shared", f"{SHARED_CASE}: speed over ungrouped", gain, SHARED_GAIN),
+        ("shared", "worst shared case: speed over ungrouped", min(gains, default=None), SHARED_LEAST),
+        ("model", f"{STEP_CASE}: floor of weights and keys over time", of_floor, STEP_OF_FLOOR),
+    ):
+        yield table, Target(name=name, value=value, at_least=at_least)
 
 
 def _decode_targets(rows: Sequence[Row], ceilings: Ceilings | None) -> list[Target]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sapwood_bench.kernels.checks import CHECKS
 from sapwood_bench.kernels.device import measured_device
 from sapwood_bench.kernels.errors import MEASURE_ERRORS
-from sapwood_bench.kernels.results import Check
+from sapwood_bench.kernels.results import Check, in_progress
 from sapwood_bench.kernels.timing import first_line
 
 
@@ -31,31 +31,49 @@ class _Collected:
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
+    def outcome(self, *more_problems: str) -> Outcome:
+        return Outcome(tuple(self.checks), (*self.problems, *more_problems), tuple(self.left_out))
 
-def run_apart(step: str, names: Sequence[str], dry: bool, workers: int, deadline: float) -> Outcome:
-    """Every part of a step of CHECKS, by `workers` processes; with one, in this process.
+
+@dataclass(frozen=True)
+class Parts:
+    """What a step of CHECKS has to do."""
+
+    step: str
+    names: Sequence[str]
+    dry: bool
+    save: Callable[[Outcome], None] = lambda outcome: None
+    """Takes what was found so far, whenever a part begins or is done."""
+
+
+def run_apart(parts: Parts, workers: int, deadline: float) -> Outcome:
+    """Every part, by `workers` processes; with one, in this process.
 
     deadline is of `time.monotonic()`: what has not begun by then is left out. An error of a part is a problem; a
     process that dies is one of every part that it still had to do.
     """
     found = _Collected()
     if workers <= 1:
-        for name in names:
+        for name in parts.names:
             if time.monotonic() > deadline:
                 found.left_out.append(f"{name}: out of time")
             else:
-                _take(found, name, _attempt(step, name, dry))
+                parts.save(found.outcome(in_progress(name)))
+                _take(found, name, _attempt(parts.step, name, parts.dry))
     else:
-        _in_processes(found, step, names, dry, workers, deadline)
-    return Outcome(tuple(found.checks), tuple(found.problems), tuple(found.left_out))
+        _in_processes(found, parts, workers, deadline)
+    return found.outcome()
 
 
-def _in_processes(found: _Collected, step: str, names: Sequence[str], dry: bool, workers: int, deadline: float) -> None:
+def _in_processes(found: _Collected, parts: Parts, workers: int, deadline: float) -> None:
     context = multiprocessing.get_context("spawn")  # CUDA can't be used in a fork
     pool = ProcessPoolExecutor(max_workers=workers, mp_context=context)
-    futures: dict[Future[list[Check] | str], str] = {pool.submit(_attempt, step, name, dry): name for name in names}
+    futures: dict[Future[list[Check] | str], str] = {
+        pool.submit(_attempt, parts.step, name, parts.dry): name for name in parts.names
+    }
     waiting = set(futures)
     while waiting:
+        parts.save(found.outcome(in_progress(*(futures[future] for future in waiting))))
         done, waiting = wait(waiting, timeout=max(deadline - time.monotonic(), 0.0), return_when=FIRST_COMPLETED)
         for future in done:
             _collect(found, futures[future], future)
