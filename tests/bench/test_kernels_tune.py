@@ -141,6 +141,36 @@ def test_without_a_gpu_nothing_is_tuned(capsys: pytest.CaptureFixture[str], tmp_
     assert not (tmp_path / "table.json").exists()
 
 
+def test_a_gpu_that_runs_anothers_rows_tunes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tune, "measured_device", lambda dry: measured_device(dry=True))
+    monkeypatch.setattr(tune, "device_arch", lambda device: 100)
+    assert tune.main(["--table", str(tmp_path / "table.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no rows of compute capability 10.0 itself; nothing was tuned" in line
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_the_table_is_written_after_each_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Here the search is ended in its third row."""
+    seen: list[ConfigRow] = []
+
+    def tuned(row: ConfigRow, device: Device) -> ConfigRow:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(row)
+        return replace(row, source="measured: here")
+
+    monkeypatch.setattr(tune, "measured_device", lambda dry: measured_device(dry=True))
+    monkeypatch.setattr(tune, "tuned", tuned)
+    with pytest.raises(KeyboardInterrupt):
+        tune.main(["--table", str(tmp_path / "table.json")])
+    rows = parse_rows((tmp_path / "table.json").read_text(encoding="utf-8"))
+    assert rows == (*(replace(row, source="measured: here") for row in seen), *config_rows()[2:])
+    assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
+
+
 def bounded_row(number: int) -> ConfigRow:
     return tune.with_bounds(config_rows()[number])
 

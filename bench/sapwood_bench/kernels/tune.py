@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.resources
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,23 +37,41 @@ _GAIN = 0.98
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the table. Exit codes: 0, or 2 where there is nothing to tune for."""
+    """Writes the table after each row. Exit codes: 0, or 2 where there is nothing to tune for."""
     parser = argparse.ArgumentParser(prog="python -m sapwood_bench.kernels.tune", description=__doc__)
     parser.add_argument("--compile-only", action="store_true", help="Update register bounds alone.")
     parser.add_argument("--table", type=Path, default=table_path(), help="File to write; default: the package's own.")
     options = parser.parse_args(arguments)
-    if options.compile_only:
-        rows: Iterable[ConfigRow] = map(with_bounds, config_rows())
-    else:
+    change: Callable[[ConfigRow], ConfigRow] = with_bounds
+    if not options.compile_only:
         try:
-            device = measured_device(dry=False)
+            device = _tuned_device()
         except NoDeviceError as error:
             print(f"sapwood bench kernels --tune: {error}; nothing was tuned", file=sys.stderr)
             return 2
-        rows = (tuned(row, device) for row in config_rows())
-    options.table.write_text(format_rows(list(rows)), encoding="utf-8")
+        change = functools.partial(tuned, device=device)
+    rows = list(config_rows())
+    for number, row in enumerate(rows):
+        rows[number] = change(row)
+        _write(options.table, format_rows(rows))
     print(f"wrote {options.table}", file=sys.stderr)
     return 0
+
+
+def _tuned_device() -> Device:
+    """The first GPU. NoDeviceError also for one that runs another's rows, which must not be tuned on it."""
+    device = measured_device(dry=False)
+    arch = device_arch(device.torch_device)
+    if all(row.arch != arch for row in config_rows()):
+        raise NoDeviceError(f"the config table has no rows of compute capability {arch // 10}.{arch % 10} itself")
+    return device
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a run of hours may be ended at any time."""
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def table_path() -> Path:
