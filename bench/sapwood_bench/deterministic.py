@@ -12,6 +12,7 @@ import typer
 
 from sapwood_bench.machine import this_machine
 from sapwood_bench.report import Figure, Report, publish
+from sapwood_server.config import ServerConfig, engine_environment
 from sapwood_server.errors import StartupError
 from sapwood_server.values.demo import DEMO_MODEL
 
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def deterministic(
     model: Annotated[str, typer.Option(help="Model to run.")] = DEMO_MODEL,
+    device: Annotated[str, typer.Option(help="As the server's.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="As the server's.")] = "auto",
     repeats: Annotated[int, typer.Option(help="Rounds; one more is dropped.")] = 3,
     steps: Annotated[int, typer.Option(help="Decode steps of a round.")] = 24,
@@ -51,18 +53,21 @@ def deterministic(
 ) -> None:
     """Speed of the runner under --deterministic, beside its usual speed."""
     machine = this_machine()
-    speeds = speed_pairs(model, dtype, repeats, steps)
-    settings = {"model": model, "dtype": speeds.dtype, "rounds": repeats, "steps": steps}
+    speeds = speed_pairs(ServerConfig(model=model, device=device, dtype=dtype, deterministic=True), repeats, steps)
+    settings = {"model": model, "device": device, "dtype": speeds.dtype, "rounds": repeats, "steps": steps}
     report = Report(
         bench="deterministic", machine=machine, settings=settings, figures=tuple(pair_figures(speeds.pairs))
     )
     publish(report, as_json=json)
 
 
-def speed_pairs(model: str, dtype: str, repeats: int, steps: int) -> SpeedPairs:
-    """Asks a process of its own. Raises StartupError with its last line if it fails."""
-    command = [*PAIR_COMMAND, model, dtype, str(repeats), str(steps)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+def speed_pairs(config: ServerConfig, repeats: int, steps: int) -> SpeedPairs:
+    """Asks a process of its own, in the environment of an engine of `config`. Raises StartupError with its last line
+    if it fails."""
+    command = [*PAIR_COMMAND, config.model, config.device, config.dtype, str(repeats), str(steps)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=engine_environment(config)
+    )
     if done.returncode:
         raise StartupError(f"{' '.join(command[1:])}: {done.stderr.decode().strip().splitlines()[-1:]}")
     return msgspec.json.decode(done.stdout, type=SpeedPairs)

@@ -1,4 +1,4 @@
-"""`python -m sapwood_bench.deterministic_speed MODEL DTYPE ROUNDS STEPS`: prints JSON for the bench `deterministic`.
+"""`python -m sapwood_bench.deterministic_speed MODEL DEVICE DTYPE ROUNDS STEPS`: JSON for the bench `deterministic`.
 
 A process of its own, so that the command line need not import torch.
 """
@@ -26,11 +26,11 @@ Work = Callable[[RunnerBench], float]
 """Seconds of it."""
 
 
-def measure(model: str, dtype: str, rounds: int, steps: int) -> SpeedPairs:
+def measure(model: str, device: str, dtype: str, rounds: int, steps: int) -> SpeedPairs:
     """Each kind of work on the one runner, then on the other, round by round; the first round is dropped."""
     prompts = PromptMaker(model, seed=3)
     configs = [
-        ServerConfig(model=model, dtype=dtype, kv_memory=KV_MEMORY, deterministic=deterministic)
+        ServerConfig(model=model, device=device, dtype=dtype, kv_memory=KV_MEMORY, deterministic=deterministic)
         for deterministic in (False, True)
     ]
     runners = [load_runner(config, lambda stage, fraction: None) for config in configs]
@@ -60,5 +60,5 @@ def _decode(num_sequences: int, context: int, steps: int, bench: RunnerBench) ->
 
 
 if __name__ == "__main__":
-    model, dtype, rounds, steps = sys.argv[1:]
-    sys.stdout.buffer.write(msgspec.json.encode(measure(model, dtype, int(rounds), int(steps))))
+    model, device, dtype, rounds, steps = sys.argv[1:]
+    sys.stdout.buffer.write(msgspec.json.encode(measure(model, device, dtype, int(rounds), int(steps))))
