@@ -19,7 +19,7 @@ from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.memory import give_back_freed_memory
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.model.sampler import Sampler
-from sapwood_server.model.self_check import check_chunks
+from sapwood_server.model.self_check import check_deterministic_runner
 from sapwood_server.model.warm_up import warm_up
 from sapwood_server.model.weights import WeightPlacement, load_weights
 from sapwood_server.values.messages import EngineInfo
@@ -68,9 +68,9 @@ def load_runner(config: ServerConfig, progress: Progress, vocabulary: Vocabulary
         _logger.info("without glibc's malloc_trim, memory that loading took may stay with the process")
     progress("warm-up", 0.0)
     warm_up(runner)
-    if plan.deterministic:
-        check_chunks(runner)
     runner.capture_graphs()
+    if plan.deterministic:
+        check_deterministic_runner(runner)
     progress("warm-up", 1.0)
     runner.finish_loading(time.perf_counter() - started)
     return runner
