@@ -1,10 +1,15 @@
-"""The device that is measured, and what stands in for it in a dry run."""
+"""The device that is measured, and what stands in for it in a dry run.
+
+`python -m sapwood_bench.kernels.device` answers whether there is one: exit code 0, or 2 with a line that says why not.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,3 +87,17 @@ def _said(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return " ".join(done.stdout.split()) if done.returncode == 0 else "unknown"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`--dry-run` asks for what stands in for a GPU; anything else asks for one."""
+    try:
+        measured_device(dry="--dry-run" in arguments)
+    except NoDeviceError as error:
+        print(f"sapwood bench kernels: {error}; nothing was measured", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
