@@ -105,6 +105,17 @@ def test_what_is_no_http_gets_the_error_object(url: str, sent: bytes) -> None:
         assert refusal(read_to_the_end(connection), 400)["code"] == "invalid_http"
 
 
+def test_headers_may_have_64_kilobytes(url: str) -> None:
+    line = b"X-Long: " + b"x" * 1014 + b"\r\n"
+    with connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + 60 * line)
+        connection.sendall(b"\r\n")
+        assert read_to_the_end(connection).startswith(b"HTTP/1.1 200 ")
+    with connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + 70 * line)  # and more may follow
+        assert "over 65536 bytes" in refusal(read_to_the_end(connection), 400)["message"]
+
+
 def test_an_upgrade_is_not_taken_up(url: str) -> None:
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "x"}
     assert httpx.get(f"{url}/health", headers=headers).status_code == 200

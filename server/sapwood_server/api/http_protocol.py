@@ -14,6 +14,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sapwood_server.api.handlers import error_body
 from sapwood_server.errors import ApiError, BadRequestError, RequestTimeoutError
 
+MAX_HEADER_BYTES = 64 * 2**10
+"""A request's line and headers in all, unless they arrive at once."""
+
 
 class _Awaited(enum.Enum):
     """What the client has to send next."""
@@ -59,7 +62,10 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what h11 can't read; h11's own words are lost by then."""
         self._refuse(
-            BadRequestError("the request is not valid HTTP/1.1, or its headers are over 64 KiB", code="invalid_http")
+            BadRequestError(
+                f"the request is not valid HTTP/1.1, or its headers are over {MAX_HEADER_BYTES} bytes",
+                code="invalid_http",
+            )
         )
 
     def _watch(self) -> None:

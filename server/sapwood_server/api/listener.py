@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from sapwood_server.api.http_protocol import HttpProtocol
+from sapwood_server.api.http_protocol import MAX_HEADER_BYTES, HttpProtocol
 from sapwood_server.errors import StartupError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,6 +52,7 @@ def server_config(
         app,
         http=protocol,
         ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_config=None,
         access_log=False,
         lifespan="off",
