@@ -61,8 +61,10 @@ class LengthRules:
         return budget
 
     def check_messages(self, num_messages: int) -> None:
-        """Raises BadRequestError for more messages than the context has tokens, before anything is made of them: each
-        takes a token at least."""
+        """Raises BadRequestError for as many messages as the context has tokens, before anything is made of them.
+
+        A limit of ours: only a template that leaves messages out could make fewer tokens of them.
+        """
         if num_messages >= self.context:
             raise self._too_long(f"{num_messages} tokens or more", "messages")
 

@@ -36,7 +36,7 @@ async def create_chat_completion(request: Request, tenant: Annotated[str, Depend
     service = service_of(request)
     timer = service.metrics.time_request()
     data = await read_body(request, service.max_body_bytes)
-    job = await _to_job(service, tenant, decode_body(data, _decoder), len(data))
+    job = await _to_job(request, tenant, decode_body(data, _decoder), len(data))
     return await answer(request, service, job, ChatWriter(job, service.tokens), timer)
 
 
@@ -48,13 +48,14 @@ class _Prompt:
     ignored: tuple[str, ...] = ()
 
 
-async def _to_job(service: Service, tenant: str, body: ChatBody, body_bytes: int) -> Job:
+async def _to_job(request: Request, tenant: str, body: ChatBody, body_bytes: int) -> Job:
+    service = service_of(request)
     ignored = check_fields(body)
     check_model(service, body.model)
     info = service.engine.require().info
     _check_length_fields(body)
     sampling = to_sampling(body, info, top_logprobs=_top_logprobs(body), draw_seed=service.draw_seed)
-    prompt = await service.prompt_threads.run(lambda: _prompt(service, body, info), body_bytes)
+    prompt = await service.prompt_threads.run(lambda: _prompt(service, body, info), body_bytes, request.receive)
     field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="chatcmpl", prompt_field=field)
     return builder.build(body, [prompt.ids], sampling, ignored + prompt.ignored)

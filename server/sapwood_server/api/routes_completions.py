@@ -31,17 +31,20 @@ async def create_completion(request: Request, tenant: Annotated[str, Depends(aut
     service = service_of(request)
     timer = service.metrics.time_request()
     data = await read_body(request, service.max_body_bytes)
-    job = await _to_job(service, tenant, decode_body(data, _decoder), len(data))
+    job = await _to_job(request, tenant, decode_body(data, _decoder), len(data))
     return await answer(request, service, job, CompletionWriter(job, service.tokens), timer)
 
 
-async def _to_job(service: Service, tenant: str, body: CompletionBody, body_bytes: int) -> Job:
+async def _to_job(request: Request, tenant: str, body: CompletionBody, body_bytes: int) -> Job:
+    service = service_of(request)
     ignored = check_fields(body)
     check_model(service, body.model)
     info = service.engine.require().info
     top_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_TOP_LOGPROBS)
     sampling = to_sampling(body, info, top_logprobs=top_logprobs, draw_seed=service.draw_seed)
-    ids = await service.prompt_threads.run(lambda: _prompts(service, body, sampling.n, info), body_bytes)
+    ids = await service.prompt_threads.run(
+        lambda: _prompts(service, body, sampling.n, info), body_bytes, request.receive
+    )
     builder = JobBuilder(service=service, info=info, tenant=tenant, id_prefix="cmpl", prompt_field="prompt")
     return builder.build(body, ids, sampling, ignored)
 
