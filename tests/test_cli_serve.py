@@ -90,6 +90,16 @@ def test_keys_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert [config.api_key for config in got] == [("one", "two"), ("three",)]
 
 
+def test_the_port_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[ServerConfig] = []
+    app = typer.Typer()
+    app.command()(config_command(got.append, http=True))
+    monkeypatch.setenv("SAPWOOD_PORT", "8123")
+    for arguments in ([], ["--port", "9"]):
+        CliRunner().invoke(app, arguments)
+    assert [config.port for config in got] == [8123, 9]
+
+
 @pytest.mark.parametrize("command", [["generate", "m", "p"], ["doctor", "m"]], ids=lambda command: command[0])
 @pytest.mark.parametrize("flag", ["--host", "--port", "--api-key", "--served-model-name", "--enable-test-hooks"])
 def test_a_command_that_answers_no_http_refuses_its_flags(

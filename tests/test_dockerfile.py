@@ -69,6 +69,11 @@ def commands(program: str) -> list[list[str]]:
     return [command for step in steps("RUN") for command in step.commands if Path(command[0]).name == program]
 
 
+def environment() -> dict[str, str]:
+    """What the image sets."""
+    return dict(word.split("=", 1) for word in last("ENV").words)
+
+
 # Base and stages
 
 
@@ -175,7 +180,7 @@ def test_the_server_runs_as_a_user_that_owns_its_volumes() -> None:
     (install,) = commands("install")
     assert install[1:-2] == ["--directory", "--owner", user, "--group", user]
     assert last("VOLUME").words == install[-2:] == ["/models", "/cache"]
-    paths = dict(word.split("=", 1) for word in last("ENV").words)
+    paths = environment()
     assert paths["HF_HOME"].startswith("/models/")
     assert paths["TRITON_CACHE_DIR"].startswith("/cache/")
     assert paths["PATH"] == f"{last('COPY').words[-1]}/bin:$PATH"
@@ -194,7 +199,7 @@ def test_the_arguments_serve_the_demo_model_to_every_address() -> None:
     app.command()(config_command(got.append, http=True))
     program, command, *arguments = last("ENTRYPOINT").words
     assert (program, command) == ("sapwood", "serve")
-    result = CliRunner().invoke(app, [*arguments, *last("CMD").words])
+    result = CliRunner(env=environment()).invoke(app, [*arguments, *last("CMD").words])
     assert result.exit_code == 0, result.output
     assert (got[0].host, got[0].model) == ("0.0.0.0", DEMO_MODEL)
     assert last("EXPOSE").words == [str(got[0].port)]
@@ -204,10 +209,9 @@ def test_the_arguments_serve_the_demo_model_to_every_address() -> None:
 def url_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The image's own command, for a tiny model and on a free port."""
     model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    port = last("EXPOSE").words[0]
-    arguments = ["0" if word == port else word for word in last("ENTRYPOINT").words[2:]]
     ready = re.compile(r"ready at (http://\S+): ")
-    with server_process([*SERVE_COMMAND, *arguments, str(model)], ready, START_SECONDS) as running:
+    command = ["env", "SAPWOOD_PORT=0", *SERVE_COMMAND, *last("ENTRYPOINT").words[2:], str(model)]
+    with server_process(command, ready, START_SECONDS) as running:
         yield running.base_url.replace("0.0.0.0", "127.0.0.1")
 
 
@@ -222,8 +226,8 @@ def is_healthy(port: int) -> bool:
     }
     program, *arguments = Instruction("CMD", command).words
     assert program == "python"
-    arguments = [argument.replace(f":{last('EXPOSE').words[0]}/", f":{port}/") for argument in arguments]
-    return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode == 0
+    command_line = ["env", f"SAPWOOD_PORT={port}", sys.executable, *arguments]
+    return subprocess.run(command_line, capture_output=True, check=False).returncode == 0
 
 
 def test_the_command_starts_a_server_and_the_health_check_knows_it(url: str) -> None:

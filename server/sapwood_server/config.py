@@ -64,13 +64,14 @@ class ServerConfig:
 
     Flag of a field: `--` and its name with dashes; `metadata["flag"]` where the field's traditional flag differs.
     `metadata["http"]`: the field is about answering HTTP, so commands that don't have no such flag.
-    `metadata["variable"]`: an environment variable that stands in for the flag, since every user of the machine can
-    read a command line. Several values are parted by spaces.
+    `metadata["variable"]`: an environment variable that stands in for the flag: for keys, since every user of the
+    machine can read a command line; for the port, so that a container's health check can know it. Several values are
+    parted by spaces.
     """
 
     model: str = _option(DEMO_MODEL, "A folder, a .gguf file, a hub id, or smollm2-135m (the embedded demo model).")
     host: str = _option("127.0.0.1", "Address to listen on.", http=True)
-    port: int = _option(8000, "Port to listen on; 0 takes a free one.", http=True)
+    port: int = _option(8000, "Port to listen on; 0 takes a free one.", http=True, variable="SAPWOOD_PORT")
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16 for weights, activations and KV.")
     device: str = _option("auto", "auto, cpu, cuda, or interpreter (CUDA's kernels on the CPU, very slow).")
     max_model_len: int | None = _option(None, "Longest prompt + completion, in tokens; default: the model's own.")
