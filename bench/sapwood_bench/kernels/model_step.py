@@ -143,7 +143,7 @@ def measure_model(device: Device, graphs: bool) -> Iterator[Row]:
         )
 
 
-def make_runner(trial: ModelTrial, device: Device, graphs: bool) -> ModelRunner:
+def make_runner(trial: ModelTrial, device: Device, graphs: bool, deterministic: bool = False) -> ModelRunner:
     """Warmed up, with its graphs captured."""
     most = max(count for count, _ in trial.batches)
     longest = max(context for _, context in trial.batches) + trial.steps + _DROPPED_STEPS + 1
@@ -157,7 +157,14 @@ def make_runner(trial: ModelTrial, device: Device, graphs: bool) -> ModelRunner:
     )
     choice = choose_device("interpreter" if device.dry else "cuda", read_device_facts())
     runner = make_random_runner(
-        RandomModel(config=trial.config, device=choice, dtype=trial.dtype, limits=limits, graphs=graphs)
+        RandomModel(
+            config=trial.config,
+            device=choice,
+            dtype=trial.dtype,
+            limits=limits,
+            deterministic=deterministic,
+            graphs=graphs,
+        )
     )
     warm_up(runner)
     runner.capture_graphs()
@@ -206,13 +213,12 @@ class RunnerBench:
         """A prompt's first chunk."""
         sequence = self._sequence(first_page=1)
         us = self._step_us([sequence.row(self._tokens(num_tokens), Phase.PREFILL)])
-        self._release([sequence])
+        self.release([sequence])
         return us
 
     def decode_us(self, num_sequences: int, context: int, steps: int) -> list[float]:
         """Steps in which each sequence decodes a token, contexts growing from `context`."""
-        pages_each = -(-(context + steps + _DROPPED_STEPS + 1) // PAGE_SIZE)
-        sequences = [self._sequence(first_page=1 + index * pages_each) for index in range(num_sequences)]
+        sequences = self.sequences(num_sequences, context + steps + _DROPPED_STEPS + 1)
         chunk = self._runner.info.max_batched_tokens
         for sequence in sequences:
             for start in range(0, context, chunk):
@@ -220,8 +226,13 @@ class RunnerBench:
         taken = []
         for _ in range(_DROPPED_STEPS + steps):
             taken.append(self._step_us([sequence.row(self._tokens(1), Phase.DECODE) for sequence in sequences]))
-        self._release(sequences)
+        self.release(sequences)
         return taken[_DROPPED_STEPS:]
+
+    def sequences(self, count: int, num_tokens: int) -> list[_Sequence]:
+        """New ones, each with pages for so many tokens."""
+        pages_each = -(-num_tokens // PAGE_SIZE)
+        return [self._sequence(first_page=1 + index * pages_each) for index in range(count)]
 
     def _sequence(self, first_page: int) -> _Sequence:
         self._next_id += 1
@@ -240,6 +251,7 @@ class RunnerBench:
                 raise RuntimeError(f"a step failed: {draw.failure.value}")
         return taken
 
-    def _release(self, sequences: Sequence[_Sequence]) -> None:
+    def release(self, sequences: Sequence[_Sequence]) -> None:
+        """Their pages are free again."""
         released = tuple(sequence.sequence_id for sequence in sequences)
         self._runner.execute(StepPlan(step=0, rows=(), released=released, ended_choices=released))

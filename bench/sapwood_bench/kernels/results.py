@@ -15,6 +15,7 @@ ORDER = (
     "identity",
     "repeat",
     "ops",
+    "bits",
     "decode",
     "prefill",
     "shared",
@@ -24,7 +25,7 @@ ORDER = (
 """The steps of a run."""
 MEASURED = ("ceilings", "decode", "prefill", "shared", "pointwise", "model")
 """Those of `sapwood bench kernels`; the rest are the checks of `bench/gpu_check.sh`."""
-CHECKED = ("correct", "identity", "repeat", "ops")
+CHECKED = ("correct", "identity", "repeat", "ops", "bits")
 """Those that do nothing but check."""
 
 

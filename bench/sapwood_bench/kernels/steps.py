@@ -23,6 +23,9 @@ from sapwood_bench.kernels.workers import Outcome, Parts, run_apart
 
 Task = Callable[[], Iterator[Row | Check]]
 Save = Callable[[StepResult], None]
+# By name, because they import the server, which needs packages that the other steps do without.
+_MODEL_STEP = "sapwood_bench.kernels.model_step"
+_MODEL_BITS = "sapwood_bench.kernels.model_bits"
 
 
 def _forget(result: StepResult) -> None:
@@ -121,8 +124,7 @@ def _pointwise(options: RunOptions, found: StepResult, deadline: float) -> StepR
 
 def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
     try:
-        # By name, because it imports the server, which needs packages that the other steps do without.
-        model_step = importlib.import_module("sapwood_bench.kernels.model_step")
+        model_step = importlib.import_module(_MODEL_STEP)
     except ImportError as error:
         return replace(found, problems=(f"SKIPPED, the runner needs a package that is not installed: {error}",))
 
@@ -133,6 +135,18 @@ def _model(options: RunOptions, found: StepResult, deadline: float) -> StepResul
         return task
 
     return run_tasks({"with graphs": task_of(True), "without graphs": task_of(False)}, found, deadline, options.save)
+
+
+def _bits(options: RunOptions, found: StepResult, deadline: float) -> StepResult:
+    try:
+        model_bits = importlib.import_module(_MODEL_BITS)
+    except ImportError as error:
+        return replace(found, problems=(f"SKIPPED, the runner needs a package that is not installed: {error}",))
+
+    def task() -> Iterator[Row | Check]:
+        yield from model_bits.check_bits(options.device)
+
+    return run_tasks({"the runner's bits": task}, found, deadline, options.save)
 
 
 def run_tasks(tasks: dict[str, Task], found: StepResult, deadline: float, save: Save = _forget) -> StepResult:
@@ -166,6 +180,7 @@ STEPS: dict[str, Step] = {
     "versions": _versions,
     "ceilings": _ceilings,
     **dict.fromkeys(CHECKS, _checked),
+    "bits": _bits,
     "decode": _attention(cases.decode_cases),
     "prefill": _attention(cases.prefill_cases),
     SHARED: _attention(cases.shared_cases),
