@@ -49,7 +49,7 @@ def check_bits(device: Device) -> Iterator[Check]:
         (f"in chunks of {CHUNK}, the last of {rest}", [*chunks, rest], 0),
         (f"the last {rest} decoded", chunks, rest),
     ]
-    # The CPU's fp16 product of one row, which a dry run has for decode steps, may sum in another order than one of several.
+    # Not in a dry run: the CPU's fp16 product of one row may sum in another order than one of several.
     for name, sizes, decoded in ways[:1] if device.dry else ways:
         found = step_logits(captured, vocab_size, 1, sizes, decoded)
         yield Check(name=f"{num_tokens} tokens {name}", problem=difference(found, whole))
