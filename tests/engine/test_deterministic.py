@@ -25,7 +25,6 @@ from sapwood_server.engine.scheduler import Scheduler, SchedulerLimits
 from sapwood_server.formats.model_files import resolve_model
 from sapwood_server.formats.vocabulary import Vocabulary, load_vocabulary
 from sapwood_server.model import load
-from sapwood_server.model.linear import PLAIN_FORMS
 from sapwood_server.model.load_plan import LoadPlan, plan_load
 from sapwood_server.model.loaded_model import Model
 from sapwood_server.model.runner import TokenSampler
@@ -263,11 +262,13 @@ def test_random_schedules_of_a_real_model(dtype: str) -> None:
 @pytest.mark.parametrize("broken", ["linears", "ops"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_part_that_is_not_is_noticed(folders: dict[str, Path], dtype: str, broken: str) -> None:
-    """Linears of as many rows as there are, or the fast ops, turn the comparison red."""
+    """Linears of as many rows as there are, or the fast ops, turn the comparison red. (In bf16 most sums of so small a
+    model round to the same number: the first eight schedules saw no difference.)"""
     bench = make_bench(folders[dtype], dtype)
     if broken == "linears":
-        bench = dataclasses.replace(bench, model=dataclasses.replace(bench.model, forms=PLAIN_FORMS))
+        forms = dataclasses.replace(bench.model.forms, fixed_rows=False)
+        bench = dataclasses.replace(bench, model=dataclasses.replace(bench.model, forms=forms))
     else:
         bench = dataclasses.replace(bench, plan=dataclasses.replace(bench.plan, deterministic=False))
     with pytest.raises(AssertionError, match="schedule"):
-        check_schedules(bench, tiny_requests(), range(8))
+        check_schedules(bench, tiny_requests(), range(60))
