@@ -56,5 +56,6 @@ def test_a_batch_takes_the_smallest_bucket_with_room_for_it() -> None:
     recorder = Recorder()
     graphs = DecodeGraphs(decode_buckets(20), recorder.capture)
     graphs.capture(recorder.run_of)
+    assert graphs.max_rows == 20
     assert [graphs.bucket(n) for n in (1, 2, 3, 4, 5, 8, 9, 17, 20)] == [1, 2, 4, 4, 8, 8, 16, 20, 20]
     assert graphs.bucket(21) is None

@@ -36,6 +36,11 @@ class DecodeGraphs:
         self._capture = capture
         self._replays: dict[int, Run] = {}
 
+    @property
+    def max_rows(self) -> int:
+        """Of the largest batch that is captured."""
+        return self._buckets[-1]
+
     def capture(self, run_of: Callable[[int], Run]) -> None:
         """Captures `run_of(bucket)` for each bucket, the largest first: smaller ones then find room in its memory."""
         for bucket in reversed(self._buckets):

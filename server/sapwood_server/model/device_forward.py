@@ -57,7 +57,7 @@ class DeviceForward:
         self._cos_sin = rotary_table(config, limits.max_model_len).to(device)
         grid = None if setup.deterministic else setup.grid
         self._buffers = StepBuffers(config, setup.kernels, limits, grid, device)
-        num_rows = limits.max_rows if setup.graphs is not None else 0
+        num_rows = setup.graphs.max_rows if setup.graphs is not None else 0
         self._graph_logits = torch.empty(num_rows, config.vocab_size, device=device)
 
     def place(self, plan: StepPlan) -> list[PlacedRow]:
