@@ -9,17 +9,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from sapwood_bench.cpu_speed import DECODES, PREFILL_TOKENS, DecodeSpeed, RunnerSpeeds
+from sapwood_bench.run_sequence import RunSequence
 from sapwood_bench.workload import PromptMaker
 from sapwood_server.config import ServerConfig
 from sapwood_server.model.load import load_runner
 from sapwood_server.model.runner import ModelRunner
-from sapwood_server.values.plan import Phase, RowPlan, SampleSpec, StepPlan
-from sapwood_server.values.sampling import SamplingParams
+from sapwood_server.values.plan import Phase, RowPlan, StepPlan
 
 
 def measure(model: str, dtype: str, rounds: int, steps: int) -> RunnerSpeeds:
@@ -38,36 +37,6 @@ def measure(model: str, dtype: str, rounds: int, steps: int) -> RunnerSpeeds:
         longest_prefill_step_seconds=statistics.median(max(seconds) for seconds in prefills),
         decodes=tuple(decodes),
     )
-
-
-@dataclass
-class _Sequence:
-    """Tokens written so far, in consecutive pages from `first_page` on."""
-
-    sequence_id: int
-    first_page: int
-    num_written: int = 0
-
-    def row(self, token_ids: Sequence[int], phase: Phase, page_size: int) -> RowPlan:
-        """The next tokens; greedy sampling after the last."""
-        start = self.num_written
-        self.num_written += len(token_ids)
-        pages = range(self.first_page + -(-start // page_size), self.first_page + -(-self.num_written // page_size))
-        spec = SampleSpec(
-            choice_key=self.sequence_id,
-            choice=0,
-            sampling=SamplingParams(temperature=0.0),
-            prompt_ids=(),
-            output_ids=(),
-        )
-        return RowPlan(
-            sequence_id=self.sequence_id,
-            token_ids=token_ids,
-            start=start,
-            phase=phase,
-            new_pages=pages,
-            samples=(spec,),
-        )
 
 
 class RunnerBench:
@@ -94,19 +63,19 @@ class RunnerBench:
             self._prefill(sequence, context)
         seconds = []
         for step in range(steps + 1):
-            rows = [sequence.row([7 + step], Phase.DECODE, self._page_size) for sequence in sequences]
+            rows = [sequence.row([7 + step], Phase.DECODE) for sequence in sequences]
             seconds.append(self._timed(rows))
         self._release(sequences)
         return statistics.median(seconds[1:])  # the first makes what the others use
 
-    def _sequence(self, first_page: int) -> _Sequence:
+    def _sequence(self, first_page: int) -> RunSequence:
         self._next_id += 1
-        return _Sequence(self._next_id, first_page)
+        return RunSequence(self._next_id, first_page, self._page_size)
 
-    def _prefill(self, sequence: _Sequence, num_tokens: int) -> list[float]:
+    def _prefill(self, sequence: RunSequence, num_tokens: int) -> list[float]:
         prompt, chunk = self._prompts.prompt(num_tokens), self._runner.info.max_batched_tokens
         chunks = [prompt[start : start + chunk] for start in range(0, num_tokens, chunk)]
-        return [self._timed([sequence.row(tokens, Phase.PREFILL, self._page_size)]) for tokens in chunks]
+        return [self._timed([sequence.row(tokens, Phase.PREFILL)]) for tokens in chunks]
 
     def _timed(self, rows: Sequence[RowPlan]) -> float:
         plan = StepPlan(step=0, rows=tuple(rows))
@@ -114,7 +83,7 @@ class RunnerBench:
         self._runner.execute(plan)
         return time.perf_counter() - started
 
-    def _release(self, sequences: Sequence[_Sequence]) -> None:
+    def _release(self, sequences: Sequence[RunSequence]) -> None:
         released = tuple(sequence.sequence_id for sequence in sequences)
         self._runner.execute(StepPlan(step=0, rows=(), released=released))
 

@@ -15,14 +15,14 @@ import torch
 
 from sapwood_bench.kernels.device import Device
 from sapwood_bench.kernels.results import Row
+from sapwood_bench.run_sequence import RunSequence
 from sapwood_server.model.config import ModelConfig, RopeScaling
 from sapwood_server.model.device_runner import RandomModel, make_random_runner
 from sapwood_server.model.device_step import DeviceLimits
 from sapwood_server.model.devices import choose_device, read_device_facts
 from sapwood_server.model.runner import ModelRunner
 from sapwood_server.model.warm_up import warm_up
-from sapwood_server.values.plan import FailedDraw, Phase, RowPlan, SampleSpec, StepPlan
-from sapwood_server.values.sampling import SamplingParams
+from sapwood_server.values.plan import FailedDraw, Phase, RowPlan, StepPlan
 
 PAGE_SIZE = 16
 _BF16 = 2
@@ -171,36 +171,6 @@ def make_runner(trial: ModelTrial, device: Device, graphs: bool, deterministic: 
     return runner
 
 
-@dataclass
-class _Sequence:
-    """Tokens written so far, in consecutive pages from `first_page` on."""
-
-    sequence_id: int
-    first_page: int
-    num_written: int = 0
-
-    def row(self, token_ids: Sequence[int], phase: Phase) -> RowPlan:
-        """The next tokens; greedy sampling after the last."""
-        start = self.num_written
-        self.num_written += len(token_ids)
-        pages = range(self.first_page + -(-start // PAGE_SIZE), self.first_page + -(-self.num_written // PAGE_SIZE))
-        sample = SampleSpec(
-            choice_key=self.sequence_id,
-            choice=0,
-            sampling=SamplingParams(temperature=0.0),
-            prompt_ids=(),
-            output_ids=(),
-        )
-        return RowPlan(
-            sequence_id=self.sequence_id,
-            token_ids=token_ids,
-            start=start,
-            phase=phase,
-            new_pages=pages,
-            samples=(sample,),
-        )
-
-
 class RunnerBench:
     """Runs sequences to measure steps; none outlives its measurement."""
 
@@ -229,14 +199,14 @@ class RunnerBench:
         self.release(sequences)
         return taken[_DROPPED_STEPS:]
 
-    def sequences(self, count: int, num_tokens: int) -> list[_Sequence]:
+    def sequences(self, count: int, num_tokens: int) -> list[RunSequence]:
         """New ones, each with pages for so many tokens."""
         pages_each = -(-num_tokens // PAGE_SIZE)
         return [self._sequence(first_page=1 + index * pages_each) for index in range(count)]
 
-    def _sequence(self, first_page: int) -> _Sequence:
+    def _sequence(self, first_page: int) -> RunSequence:
         self._next_id += 1
-        return _Sequence(self._next_id, first_page)
+        return RunSequence(self._next_id, first_page, PAGE_SIZE)
 
     def _tokens(self, count: int) -> list[int]:
         return [(7919 * (index + self._next_id)) % self._vocab_size for index in range(count)]
@@ -251,7 +221,7 @@ class RunnerBench:
                 raise RuntimeError(f"a step failed: {draw.failure.value}")
         return taken
 
-    def release(self, sequences: Sequence[_Sequence]) -> None:
+    def release(self, sequences: Sequence[RunSequence]) -> None:
         """Their pages are free again."""
         released = tuple(sequence.sequence_id for sequence in sequences)
         self._runner.execute(StepPlan(step=0, rows=(), released=released, ended_choices=released))
